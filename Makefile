@@ -79,7 +79,7 @@ setup-vllm: setup .venv-vllm/.ready  ## make an environment with a vLLM for this
 	@$(BIN)/python -m tools.vllm_env .venv-vllm
 	@touch $@
 
-test-vllm: setup-vllm  ## compare with a real vLLM, and kill it (a quarter of an hour), ARGS="-k oracle"
+test-vllm: setup-vllm  ## compare with a real vLLM, and kill it (an hour), ARGS="-k oracle"
 	@$(BIN)/python -m pytest -q tests/vllm --vllm --timeout 1800 -s $(ARGS)
 
 setup-clients: setup .venv-clients/.ready  ## make environments with clients of others (1 GB, some minutes)

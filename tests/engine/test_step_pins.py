@@ -86,7 +86,7 @@ def overwrite(store: DaemonStore) -> None:
         store.forget("others")
 
 
-def test_a_step_has_the_features_that_it_uses(store: DaemonStore, pins: StepPins) -> None:
+def test_end_step_contains_used_items_only(store: DaemonStore, pins: StepPins) -> None:
     put(store)
     assert secure(pins, "r", KEYS[:3])
     for key in (KEYS[0], KEYS[2]):
@@ -101,7 +101,7 @@ def test_a_step_has_the_features_that_it_uses(store: DaemonStore, pins: StepPins
         reader.block(pinned.step, KEYS[1])
 
 
-def test_an_unused_pin_serves_the_next_step(store: DaemonStore, pins: StepPins) -> None:
+def test_end_step_keeps_unused_pins_for_next_step(store: DaemonStore, pins: StepPins) -> None:
     put(store)
     assert secure(pins, "r", KEYS)
     pins.end_step()
@@ -112,30 +112,34 @@ def test_an_unused_pin_serves_the_next_step(store: DaemonStore, pins: StepPins) 
     assert len(pins.end_step().step.items) == 4
 
 
-def test_features_that_are_gone_fail_their_request_alone(
-    store: DaemonStore, pins: StepPins
-) -> None:
+def test_secure_absent_key_loses_that_request_alone(store: DaemonStore, pins: StepPins) -> None:
     put(store)
     assert not secure(pins, "lost", [KEYS[0], ABSENT])
     assert secure(pins, "ready", [KEYS[0]])
     assert pins.take_lost() == set()
 
 
-def test_an_item_in_quarantine_fails_its_request(
+def test_secure_quarantined_item_loses_request(
     store: DaemonStore, pins: StepPins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(store)
-    quarantine.put(store, KEYS[0])
+    quarantine.put(store, KEYS[0], is_certain=True)
+    quarantine.put(store, KEYS[1], is_certain=False)
     assert not secure(pins, "bad", KEYS[:2])
     assert secure(pins, "good", KEYS[1:2])
     monkeypatch.setattr(quarantine, "_LENGTH_S", 0.0)
-    quarantine.put(store, KEYS[0])  # replaces the record
+    quarantine.put(store, KEYS[0], is_certain=True)  # replaces the record
     assert secure(pins, "later", KEYS[:2])
+    for key in KEYS[:2]:
+        pins.use(key)
+    pins.end_step()
+    monkeypatch.undo()
+    for _ in range(2):  # the first record has expired
+        quarantine.put(store, KEYS[1], is_certain=False)
+    assert not secure(pins, "second failure", KEYS[1:2])
 
 
-def test_deleted_features_stay_until_the_end_of_the_step(
-    store: DaemonStore, pins: StepPins
-) -> None:
+def test_pinned_step_survives_deletion_and_refill(store: DaemonStore, pins: StepPins) -> None:
     put(store)
     assert secure(pins, "r", KEYS)
     for key in KEYS:
@@ -149,7 +153,7 @@ def test_deleted_features_stay_until_the_end_of_the_step(
     wait_until(lambda: store.stat().kinds[ObjectKind.FEATURES].held_nbytes == 0)
 
 
-def test_a_new_daemon_waits_for_the_end_of_the_step(
+def test_pinned_step_delays_new_daemon(
     server: StoreServer, store: DaemonStore, pins: StepPins
 ) -> None:
     put(store)
@@ -170,7 +174,7 @@ def test_a_new_daemon_waits_for_the_end_of_the_step(
     assert not secure(pins, "next", KEYS), "the new daemon has none of them"
 
 
-def test_without_a_daemon_a_request_is_deferred_and_then_lost(
+def test_secure_without_daemon_defers_then_loses_request(
     server: StoreServer, store: DaemonStore, pins: StepPins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(store)
@@ -186,7 +190,7 @@ def test_without_a_daemon_a_request_is_deferred_and_then_lost(
     del pinned
 
 
-def test_a_silent_daemon_defers_and_holds_nobody_up(
+def test_secure_silent_daemon_defers_request(
     server: StoreServer, store: DaemonStore, pins: StepPins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(store)
@@ -206,7 +210,7 @@ def test_a_silent_daemon_defers_and_holds_nobody_up(
     assert secure(pins, "r", KEYS[1:])
 
 
-def test_answers_that_nobody_looks_at_are_dropped(
+def test_found_pins_unused_for_a_second_are_released(
     store: DaemonStore, pins: StepPins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(store)
@@ -217,7 +221,7 @@ def test_answers_that_nobody_looks_at_are_dropped(
     wait_until(lambda: store.stat().kinds[ObjectKind.FEATURES].held_nbytes == 0)
 
 
-def test_an_item_that_was_not_secured_is_pinned_when_it_is_scheduled(
+def test_use_unsecured_item_pins_it_or_raises(
     store: DaemonStore, pins: StepPins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(store)
@@ -228,9 +232,7 @@ def test_an_item_that_was_not_secured_is_pinned_when_it_is_scheduled(
         pins.use(ABSENT)
 
 
-def test_what_a_dead_core_had_pinned_is_not_believed(
-    server: StoreServer, store: DaemonStore
-) -> None:
+def test_check_core_dead_core_raises(server: StoreServer, store: DaemonStore) -> None:
     (handle,) = [store.put("put", {"x": np.full(1000, 7)}, key=KEYS[0])]
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as core:
         where = Located(store.arena.identity, handle)
@@ -247,7 +249,7 @@ def test_what_a_dead_core_had_pinned_is_not_believed(
         again.check_core()
 
 
-def test_the_map_of_another_arena_is_kept_for_a_step(store: DaemonStore, pins: StepPins) -> None:
+def test_reader_keeps_map_of_former_arena(store: DaemonStore, pins: StepPins) -> None:
     """A whole server may have been replaced while a step runs."""
     put(store)
     assert secure(pins, "r", KEYS)
@@ -260,3 +262,28 @@ def test_the_map_of_another_arena_is_kept_for_a_step(store: DaemonStore, pins: S
         assert value(reader, pinned.step, KEYS[1]) == 1
         reader.follow(Step(os.getpid(), there.arena.identity, {}))
         assert reader._map is there.arena
+
+
+def test_secure_absence_asked_before_the_request_does_not_count(
+    store: DaemonStore, pins: StepPins
+) -> None:
+    assert not secure(pins, "before", KEYS[:1])
+    put(store)
+    assert secure(pins, "after", KEYS[:1])
+
+
+def test_thread_survives_any_error(
+    store: DaemonStore, pins: StepPins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store)
+    broken = iter((True, False))
+    is_active = quarantine.is_active
+    quarantine.put(store, KEYS[0], is_certain=False)
+
+    def fails_once(record: memoryview) -> bool:
+        if next(broken, False):
+            raise RuntimeError("broken for a test")
+        return is_active(record)
+
+    monkeypatch.setattr(quarantine, "is_active", fails_once)
+    assert secure(pins, "r", KEYS[:1])

@@ -163,7 +163,7 @@ def connector() -> None:
     there = pickle.loads(pickle.dumps(ec.StepMetadata(pinned)))  # noqa: S301 our own
     assert there.step == pinned.step
     config: Any = SimpleNamespace(ec_connector="AfferentConnector")
-    assert ec._is_ours(config)
+    assert plugin_names.is_ours(config)
     ec.register()
     resolve = VllmConfig._resolve_mm_embedding_inputs
     ec.register()
@@ -176,7 +176,10 @@ def connector() -> None:
         multimodal = SimpleNamespace(enable_mm_embeds=False, allow_missing_mm_embeddings=False)
         model = SimpleNamespace(multimodal_config=multimodal, is_encoder_decoder=is_encoder_decoder)
         vllm_config: Any = SimpleNamespace(
-            model_config=model, ec_transfer_config=own, kv_transfer_config=None
+            model_config=model,
+            ec_transfer_config=own,
+            kv_transfer_config=None,
+            parallel_config=SimpleNamespace(distributed_executor_backend="mp"),
         )
         for _ in range(2):  # vLLM makes some configurations again
             resolve(vllm_config)
@@ -270,7 +273,7 @@ def _publish(
             for key, row in zip(wanted, rows, strict=True)
         ]
         made = dict(zip(wanted, zip(handles, rows, strict=True), strict=True))
-        kept.publish(request, made, start_s=time.monotonic())
+        kept.publish(made, start_s=time.monotonic())
     for each, right in zip(kept.find(wanted, torch.device("cpu")), rows, strict=True):
         assert each is not None
         assert torch.equal(each, right)

@@ -151,7 +151,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
         yield Held(server, folder)
 
 
-def test_a_repeat_is_found_after_an_eviction(held: Held, stock: str) -> None:
+def test_prefix_cache_after_eviction_has_as_many_hits_as_stock(held: Held, stock: str) -> None:
     picture = held.picture()
     expected = said(asked(stock, body(picture)))
     before_stock = hits(stock)
@@ -170,7 +170,7 @@ def test_a_repeat_is_found_after_an_eviction(held: Held, stock: str) -> None:
 
 @pytest.mark.parametrize("loss", ["lose_features", "kill_daemon"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_lost_before_its_step_fails_its_request_alone(
+def test_features_lost_before_step_fail_that_request_alone(
     held: Held, stock: str, loss: str, stream: bool
 ) -> None:
     picture, engine = held.picture(), held.engine()
@@ -186,7 +186,7 @@ def test_what_is_lost_before_its_step_fails_its_request_alone(
 
 
 @pytest.mark.parametrize("loss", ["lose_features", "kill_daemon"])
-def test_what_is_lost_during_its_step_is_computed_from_the_pinned_features(
+def test_features_lost_during_step_give_right_cached_result(
     held: Held, stock: str, loss: str
 ) -> None:
     picture, engine = held.picture(), held.engine()
@@ -200,7 +200,7 @@ def test_what_is_lost_during_its_step_is_computed_from_the_pinned_features(
     assert held.engine() == engine
 
 
-def test_a_stopped_daemon_stops_no_other_request(held: Held, stock: str) -> None:
+def test_stopped_daemon_delays_no_text_request(held: Held, stock: str) -> None:
     picture, text = held.picture(), body(max_tokens=1)
     (daemon,) = held.server.find(DAEMON)
     expected = said(asked(stock, text))
@@ -223,13 +223,13 @@ def _past_the_frontend(held: Held, asked_body: dict[str, Any]) -> httpx.Response
         return client.post("http://vllm/v1/chat/completions", json=asked_body)
 
 
-def test_clients_can_send_no_embeddings(held: Held, stock: str) -> None:
+def test_embeddings_of_clients_are_refused_as_by_stock(held: Held, stock: str) -> None:
     """vLLM allows embeddings where a connector brings them; this connector does not."""
     answers = [asked(url, with_embeddings()) for url in (stock, held.url)]
     assert [answer.status_code for answer in answers] == [400, 400], answers[1].text
 
 
-def test_an_item_that_ends_the_engine_does_so_once(held: Held, stock: str) -> None:
+def test_item_that_ends_engine_is_refused_afterwards(held: Held, stock: str) -> None:
     bad, good = held.picture(), held.picture()
     engine = held.engine()
     (held.folder / "break-encoder").touch()
@@ -341,7 +341,7 @@ def _block_keys(events: zmq.Socket[bytes]) -> list[Any]:
     return found
 
 
-def test_vllm_that_runs_on_finds_names_after_restarts_of_afferent(tmp_path: Path) -> None:
+def test_prefix_cache_after_restarts_has_as_many_hits(tmp_path: Path) -> None:
     """The repeat has the tokens and the keys of blocks that it had before."""
     store_path, uds, published = (tmp_path / name for name in ("s.sock", "v.sock", "events"))
     config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"ipc://{published}"}
@@ -396,7 +396,7 @@ def _is_ready(server: Server) -> bool:
 NUM_FAULTS = 200
 
 
-def test_names_after_faults_lead_to_right_answers_at_two_servers(
+def test_faults_at_two_servers_give_no_wrong_answer(
     two: tuple[Server, Server], stock: str, tmp_path: Path
 ) -> None:
     """Each answer that a client accepts is right; so is each result that a server found by name."""

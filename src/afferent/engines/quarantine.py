@@ -14,6 +14,8 @@ from afferent import keys
 from afferent.errors import AfferentError
 from afferent.store.block import codec
 from afferent.store.client.store import Store
+from afferent.store.protocol.items import Find
+from afferent.store.protocol.results import existing
 from afferent.types import ContentKey, ObjectKind
 
 log = logging.getLogger(__name__)
@@ -32,17 +34,21 @@ def record_key(key: bytes) -> ContentKey:
     return keys.frame(_TAG, key)
 
 
-def put(store: Store, key: bytes) -> None:
+def put(store: Store, key: bytes, *, is_certain: bool) -> None:
     """Put an item into quarantine, if the store takes a record now.
 
     Args:
         store: A writable store.
         key: The key of the item's features.
+        is_certain: Whether the item alone is the cause; otherwise it needs two failures.
     """
     record = record_key(key)
     try:
+        (outcome,) = store.acquire(_REQUEST, [Find(record)])
+        handle = existing(outcome)
+        is_second = handle is not None and _read(store.block(handle))["until_s"] > time.time()
         store.delete([record])
-        tree = {"until_s": time.time() + _LENGTH_S}
+        tree = {"until_s": time.time() + _LENGTH_S, "holds": is_certain or is_second}
         store.put(_REQUEST, tree, kind=ObjectKind.RECORDS, key=record)
     except AfferentError as error:
         log.warning("an item could not be put into quarantine: %s", error.code)
@@ -59,5 +65,9 @@ def is_active(record: memoryview) -> bool:
     Raises:
         FormatError: It is no record.
     """
-    tree: Any = codec.view(record)
-    return float(tree["until_s"]) > time.time()
+    tree = _read(record)
+    return bool(tree["holds"]) and float(tree["until_s"]) > time.time()
+
+
+def _read(record: memoryview) -> Any:
+    return codec.view(record)

@@ -27,6 +27,7 @@ from afferent.errors import (
 from afferent.items.item import File, ReceivedItem, RequestItems
 from afferent.items.request import ItemRequest, MediaPart
 from afferent.items.stage import ItemStage, ReadyItem
+from afferent.keys import frame
 from afferent.media.body.raw import RawMedia
 from afferent.media.families.registry import POSITION_FEATURES
 from afferent.proxy.media_locations import Document
@@ -42,6 +43,7 @@ from afferent.types import ContentKey, Handle, Modality
 
 log = logging.getLogger(__name__)
 
+_RAW_NAME_TAG = b"afferent/raw-name/v1"
 _AGAIN = "the media were lost with a former life of the store; try again"
 
 WAYS = counter(
@@ -287,7 +289,8 @@ class ReferenceStage:
                 )
             )
         keys = [item.key for item in found.in_order]
-        names = [self._tenancy.name_of(tenant, key).hex() for key in keys]
+        # The upstream processes these bytes itself; its caches keep the results apart from ours.
+        names = [self._tenancy.name_of(tenant, frame(_RAW_NAME_TAG, key)).hex() for key in keys]
         return Referenced(references, keys, names)
 
     def _of(self, request: ItemRequest, index: int) -> Of:

@@ -68,7 +68,13 @@ class DaemonStore(Store):
     """
 
     def __init__(
-        self, address: str, *, name: str, writable: bool = False, timeout_s: float = 30.0
+        self,
+        address: str,
+        *,
+        name: str,
+        writable: bool = False,
+        timeout_s: float = 30.0,
+        longest_call_s: float | None = None,
     ) -> None:
         """Connect to a daemon.
 
@@ -77,6 +83,7 @@ class DaemonStore(Store):
             name: Name of this client in `list_clients` and ``afferent store``.
             writable: Whether this process may write into the arena.
             timeout_s: Timeout for the connection.
+            longest_call_s: Limit of the timeouts of all calls that have one.
 
         Raises:
             VersionMismatch: The daemon speaks another version of the protocol.
@@ -87,6 +94,7 @@ class DaemonStore(Store):
         self._where = Address(address=address, name=name, writable=writable)
         self._owner = Owner(f"store = DaemonStore{self._where.arguments}")
         connection, self._arena = connect(self._where, None, timeout_s=timeout_s)
+        self._longest_call_s = longest_call_s
         self._lock = threading.Lock()
         self._connection: Connection | None = connection
         self._client_number = connection.client
@@ -163,6 +171,8 @@ class DaemonStore(Store):
 
     def _exchange(self, request: Request[Any], timeout_s: float | None) -> Reply:
         self._owner.check()
+        if timeout_s is not None and self._longest_call_s is not None:
+            timeout_s = min(timeout_s, self._longest_call_s)
         self._release_dropped_pins()  # this call may need their space
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         soon = not request.waits

@@ -33,6 +33,8 @@ log = logging.getLogger("vllm.afferent")
 
 _RECONNECT_TIMEOUT_S = 10.0
 _LOOK_AGAIN_S = 0.02
+_LONGEST_CALLS_S = {"worker-embeddings": 0.05}
+"""Limits of calls for which a step waits and which it can do without."""
 
 
 class Gone(Exception):
@@ -44,14 +46,17 @@ class Arena:
 
     Invariants:
         - Each `request` has its own name, and all its pins are released at its end.
-        - Only a worker's store is writable.
+        - Only a worker's stores are writable.
         - ``_arrivals`` and ``_processed`` are used under ``_arrivals_lock`` only.
     """
 
     def __init__(self, where: place.Place, *, name: str) -> None:
         self._where = where
         self.store = DaemonStore(
-            where.address, name=f"vllm {name} {os.getpid()}", writable=name == "worker"
+            where.address,
+            name=f"vllm {name} {os.getpid()}",
+            writable=name.startswith("worker"),
+            longest_call_s=_LONGEST_CALLS_S.get(name),
         )
         self._secret = where.secret()
         self._requests = itertools.count()
@@ -209,7 +214,8 @@ def arena(name: str) -> Arena:
     """Return this process's own arena.
 
     Args:
-        name: The process's role: ``api`` or ``worker``.
+        name: The process's role: ``api`` or ``worker``; ``worker-embeddings`` for a connection
+            without long waits.
 
     Raises:
         StoreUnavailable: No server is there.

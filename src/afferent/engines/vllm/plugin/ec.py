@@ -30,7 +30,6 @@ from afferent.errors import ConfigError
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.types import Modality
 
-_NAME: Final = "AfferentConnector"
 _IDLE_S: Final = 2e-3
 """Pause of a scheduler that can schedule nothing but requests that wait for their features."""
 _FIELDS: Final = tuple(FIELD.format(modality) for modality in Modality)
@@ -61,14 +60,26 @@ class _Item:
 
 @dataclass(slots=True)
 class _Items:
-    """Items of ours in a request, by index; others are ``None``."""
+    """Items of ours in a request, by index; others are ``None``.
+
+    Attributes:
+        end: End of the last item's tokens.
+        encoded: Items whose encoder outputs vLLM holds for this request.
+        num_computed: Tokens that were computed at the last look: fewer after a preemption, which
+            drops the outputs.
+    """
 
     items: list[_Item | None] = field(default_factory=list)
+    end: int = 0
+    encoded: set[int] = field(default_factory=set)
+    num_computed: int = 0
 
     def read(self, features: Any) -> None:
         """Read those that have come since the last call: a session gets more of them."""
         for feature in features[len(self.items) :]:
             self.items.append(_item_of(feature))
+            where = feature.mm_position
+            self.end = max(self.end, where.offset + where.length)
 
 
 class AfferentConnector(ECConnectorBase):
@@ -88,15 +99,20 @@ class AfferentConnector(ECConnectorBase):
 
     def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
         """Pin the features that the request may need in this step; see the base class."""
-        features = request.mm_features
-        last = features[-1].mm_position
-        if last.offset + last.length <= num_computed_tokens:
+        known = self._items_of(request)
+        if num_computed_tokens < known.num_computed:
+            known.encoded.clear()
+        known.num_computed = num_computed_tokens
+        if known.end <= num_computed_tokens:
             return True
         end = num_computed_tokens + self._window
         keys = [
             item.key
-            for item in self._items_of(request)
-            if item is not None and item.end > num_computed_tokens and item.start < end
+            for index, item in enumerate(known.items)
+            if item is not None
+            and index not in known.encoded
+            and item.end > num_computed_tokens
+            and item.start < end
         ]
         is_ready = self._pins.secure(request.request_id, keys)
         self._is_deferring |= not is_ready
@@ -109,8 +125,14 @@ class AfferentConnector(ECConnectorBase):
         return False
 
     def update_state_after_alloc(self, request: Any, index: int) -> None:
-        if (item := self._items_of(request)[index]) is not None:
+        known = self._items_of(request)
+        if (item := known.items[index]) is not None:
             self._pins.use(item.key)
+            known.encoded.add(index)
+
+    def update_state_after_free(self, request: Any, index: int) -> None:
+        if (known := self._items.get(request.request_id)) is not None:
+            known.encoded.discard(index)
 
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         if self._is_deferring and not scheduler_output.total_num_scheduled_tokens:
@@ -120,16 +142,17 @@ class AfferentConnector(ECConnectorBase):
 
     def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
         self._items.pop(request.request_id, None)
+        self._pins.forget(request.request_id)
         return False, None
 
     def shutdown(self) -> None:
         if self.role is ECConnectorRole.SCHEDULER:
             self._pins.close()
 
-    def _items_of(self, request: Any) -> list[_Item | None]:
+    def _items_of(self, request: Any) -> _Items:
         known = self._items.setdefault(request.request_id, _Items())
         known.read(request.mm_features)
-        return known.items
+        return known
 
     # In a worker
 
@@ -183,15 +206,17 @@ def register() -> None:
 
     @functools.wraps(stock)
     def resolve(self: Any) -> None:
-        if _is_ours(self.ec_transfer_config):
+        if names.is_ours(self.ec_transfer_config):
             self.ec_transfer_config = None
         stock(self)
-        if self.ec_transfer_config is None and _takes_references(self.model_config):
+        if self.ec_transfer_config is None and _takes_references(self):
             self.ec_transfer_config = ECTransferConfig(
-                ec_connector=_NAME, ec_connector_module_path=__name__, ec_role="ec_consumer"
+                ec_connector=names.CONNECTOR,
+                ec_connector_module_path=__name__,
+                ec_role="ec_consumer",
             )
         names.describe_engine(
-            has_connector=_is_ours(self.ec_transfer_config),
+            has_connector=names.is_ours(self.ec_transfer_config),
             kv_connector=str(getattr(self.kv_transfer_config, "kv_connector", "") or "")
             + repr(getattr(self.kv_transfer_config, "kv_connector_extra_config", "")),
         )
@@ -200,12 +225,11 @@ def register() -> None:
     VllmConfig._resolve_mm_embedding_inputs = resolve
 
 
-def _is_ours(config: Any) -> bool:
-    return config is not None and config.ec_connector == _NAME
-
-
-def _takes_references(model_config: Any) -> bool:
-    """Whether vLLM asks a connector about this model's items."""
-    if model_config is None or model_config.multimodal_config is None:
+def _takes_references(vllm_config: Any) -> bool:
+    """Whether vLLM asks a connector about this model's items, and its workers see the core's
+    process, as they may not with Ray.
+    """
+    model = vllm_config.model_config
+    if model is None or model.multimodal_config is None or model.is_encoder_decoder:
         return False
-    return not model_config.is_encoder_decoder
+    return str(vllm_config.parallel_config.distributed_executor_backend) != "ray"

@@ -22,7 +22,7 @@ from afferent.engines.ahead import Encoder, announce
 from afferent.engines.vllm.plugin.arena import Arena
 from afferent.engines.vllm.plugin.features import folder_of
 from afferent.engines.weights import weights_digest
-from afferent.errors import AfferentError, ConfigError
+from afferent.errors import AfferentError, ConfigError, DeadlineExceeded
 from afferent.store.block import torch_tensors
 from afferent.store.client.item_cache import ItemCache
 from afferent.types import ContentKey, Handle, ObjectKind
@@ -33,6 +33,8 @@ _TAG = b"afferent/vllm-embeddings/v1"
 
 
 _ANNOUNCE_EVERY_S = 1.0
+_SILENT_S = 1.0
+"""Pause after a call that the store did not answer: a step waits for each."""
 
 
 class KeptEmbeddings:
@@ -64,19 +66,22 @@ class KeptEmbeddings:
         self._row_nbytes = row_nbytes
         self._cache: ItemCache | None = None
         """``None`` while the weights' digest is not known, or if there is no room."""
+        self._silent_until_s = 0.0
         if arena.capacity_nbytes(ObjectKind.EMBEDDINGS) > 0:
             # The digest reads all weights, which takes seconds for large ones.
             threading.Thread(target=self._begin, name="afferent-digest", daemon=True).start()
 
     def find(self, wanted: Sequence[ContentKey], device: torch.device) -> list[torch.Tensor | None]:
         """Return private copies of the embeddings that exist, ``(num_embeds, width)`` each."""
-        if self._cache is None or not wanted:
+        if self._cache is None or not wanted or time.monotonic() < self._silent_until_s:
             return [None] * len(wanted)
         with self._arena.request("embeddings") as request:
             try:
                 trees: Mapping[ContentKey, Any] = self._cache.get_embeddings(request, wanted)
             except AfferentError as error:
                 log.info("embeddings were not looked for: %s", error.code)
+                if isinstance(error, DeadlineExceeded):
+                    self._silent_until_s = time.monotonic() + _SILENT_S
                 return [None] * len(wanted)
             copies = {
                 key: torch_tensors.as_tensor(tree["rows"].copy()).to(device)
@@ -87,7 +92,6 @@ class KeptEmbeddings:
 
     def publish(
         self,
-        request: str,
         made: Mapping[ContentKey, tuple[Handle, torch.Tensor]],
         *,
         start_s: float,
@@ -95,18 +99,31 @@ class KeptEmbeddings:
         """Write embeddings for other processes; lack of space is no failure.
 
         Args:
-            request: The request that still pins the features of these embeddings.
             made: The features' handle, and the embeddings, by the item's key.
             start_s: `time.monotonic` at the start of their computation. On a device they are ready
                 when they have been copied; the time is divided by rows.
         """
         if self._cache is None or not self._publishes or not made:
             return
+        if time.monotonic() < self._silent_until_s:
+            return
+        with self._arena.request("publish") as request:
+            if self._arena.pin_blocks(request, [handle for handle, _ in made.values()]):
+                self._write(self._cache, request, made, start_s=start_s)
+
+    def _write(
+        self,
+        cache: ItemCache,
+        request: str,
+        made: Mapping[ContentKey, tuple[Handle, torch.Tensor]],
+        *,
+        start_s: float,
+    ) -> None:
         copies = {key: rows.detach().cpu() for key, (_, rows) in made.items()}
         num_rows = max(1, sum(map(len, copies.values())))
         row_us = 1e6 * (time.monotonic() - start_s) / num_rows
         try:
-            self._cache.set_embeddings(
+            cache.set_embeddings(
                 request,
                 {key: {"rows": rows} for key, rows in copies.items()},
                 computed_from={key: handle for key, (handle, _) in made.items()},

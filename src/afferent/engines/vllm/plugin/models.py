@@ -26,8 +26,9 @@ from afferent.engines.vllm.plugin.arena import Gone, arena
 from afferent.engines.vllm.plugin.counting import ITEMS, push_counts
 from afferent.engines.vllm.plugin.embeddings import KeptEmbeddings
 from afferent.engines.vllm.plugin.features import FeatureReader, in_rows
+from afferent.engines.vllm.plugin.names import is_ours
 from afferent.engines.vllm.plugin.processing import FIELD, factories, unpack
-from afferent.engines.vllm.plugin.step import FeaturesLost, Step, running_step
+from afferent.engines.vllm.plugin.step import FeaturesLost, Step, end_engine, running_step
 from afferent.engines.vllm.plugin.step_reader import StepReader
 from afferent.errors import AfferentError
 from afferent.store.block import codec
@@ -100,12 +101,13 @@ class _Encoder:
         - All ranks encode the same items: an item that one rank lacks is missing on all.
         - Features do not change while they are read: the engine core has pinned them for the step,
           or else, in an engine without our connector, this process.
-        - In an engine with our connector, an item that can't be encoded ends the step before
+        - In an engine with our connector, an item that can't be encoded ends the engine before
           anything is computed for it. In another one it gets zeros, and its answer is refused.
     """
 
     def __init__(self, model: Any, vllm_config: Any) -> None:
         self._model_config = vllm_config.model_config
+        self._has_connector = is_ours(getattr(vllm_config, "ec_transfer_config", None))
         self._width, self._dtype = 0, self._model_config.dtype
         self._reader = FeatureReader(model, self._model_config)
         self._steps: StepReader | None = None
@@ -135,63 +137,134 @@ class _Encoder:
         missing = [index for index, embeddings in enumerate(found) if embeddings is None]
         ITEMS.labels("found").inc(len(found) - len(missing))
         if missing:
-            made = self._encode(modality, [items[index] for index in missing], stock)
+            encode = self._encode_named if self._has_connector else self._encode_or_nothing
+            made = encode(modality, [items[index] for index in missing], stock)
             for index, embeddings in zip(missing, made, strict=True):
                 found[index] = embeddings
         return found
 
     def _found(self, keys: Sequence[ContentKey]) -> list[torch.Tensor | None]:
-        if self._kept is None:
+        kept = self._kept
+        try:
+            return kept.find(keys, self._reader.device) if kept else [None] * len(keys)
+        except Exception:  # the other ranks wait for what this one has found
+            log.exception("embeddings were not looked for")
             return [None] * len(keys)
-        return self._kept.find(keys, self._reader.device)
 
-    def _encode(self, modality: Modality, items: Sequence[_Item], stock: Any) -> list[torch.Tensor]:
-        """Encode items from features."""
-        source, step, start_s = arena("worker"), running_step(), time.monotonic()
-        with source.request("encode") as request:
-            if step is None:
-                inputs = self._pinned_inputs(request, modality, items)
-            else:
-                inputs = self._inputs_of(step, modality, items)
-            inputs = _of_all_ranks(inputs)
-            num_lost = sum(each is None for each in inputs)
+    # In an engine with our connector
+
+    def _encode_named(
+        self, modality: Modality, items: Sequence[_Item], stock: Any
+    ) -> list[torch.Tensor]:
+        """Encode items that the engine core has pinned, or end the engine."""
+        step, start_s = running_step(), time.monotonic()
+        if step is None:
+            raise FeaturesLost("items are to be encoded outside of a step")
+        inputs = self._all_or_end(step, self._inputs_of(step, modality, items))
+        rows = self._all_or_end(step, self._rows(stock, items, inputs))
+        if self._kept is not None:
+            self._kept.publish(
+                {
+                    ContentKey(item.key): (step.items[item.key].handle, each)
+                    for item, each in zip(items, rows, strict=True)
+                },
+                start_s=start_s,
+            )
+        return rows
+
+    def _all_or_end(self, step: Step, found: list[T | None]) -> list[T]:
+        """Return what all ranks have of all items; else end the engine."""
+        there = [each for each in _of_all_ranks(found) if each is not None]
+        if num_lost := len(found) - len(there):
             ITEMS.labels("lost").inc(num_lost)
-            ITEMS.labels("encoded").inc(len(inputs) - num_lost)
-            if step is not None and num_lost:
-                raise FeaturesLost(f"{num_lost} items of the step can't be read")
-            embeddings = self._embeddings(stock, items, inputs, has_names=step is not None)
-            if self._kept is not None:
-                found = {
-                    ContentKey(item.key): (
-                        item.handle if step is None else step.items[item.key].handle,
-                        rows,
-                    )
-                    for item, rows, each in zip(items, embeddings, inputs, strict=True)
-                    if each is not None
-                }
-                if step is None or source.pin_blocks(request, [each for each, _ in found.values()]):
-                    self._kept.publish(request, found, start_s=start_s)
-        return embeddings
+            end_engine(step, f"{num_lost} items of the step can't be encoded")
+        return there
 
     def _inputs_of(self, step: Step, modality: Modality, items: Sequence[_Item]) -> list[Any]:
-        """Return the inputs of items that the engine core has pinned; ``None`` for a lost item."""
-        if self._steps is None:
-            self._steps = StepReader(arena("worker").store)
-        self._steps.follow(step)
+        """Return the inputs of pinned items; ``None`` for a lost item."""
         inputs: list[Any] = []
         for item in items:
             try:
+                if self._steps is None:
+                    self._steps = StepReader(arena("worker").store)
+                self._steps.follow(step)
                 block = self._steps.block(step, item.key)
                 inputs.append(self._input(modality, codec.view(block, tensors="torch"), item))
                 self._steps.check_core()
-            except FeaturesLost as error:
-                log.warning("an item is lost: %s", error)
-                inputs.append(None)
-            except Exception:  # the features are what the store has: others would fail likewise
+            except Exception as error:
                 log.exception("features could not be read")
-                quarantine.put(arena("worker").store, item.key)
-                inputs.append(None)
+                is_of_item = not isinstance(error, FeaturesLost | AfferentError | OSError)
+                if is_of_item and self._may_be_of_an_item(error):
+                    quarantine.put(arena("worker").store, item.key, is_certain=True)
+                return [None] * len(items)
         return inputs
+
+    def _rows(
+        self, stock: Any, items: Sequence[_Item], inputs: list[Any]
+    ) -> list[torch.Tensor | None]:
+        """Return the embeddings of each item; ``None``: the encoder fails for it."""
+        is_alone = get_tp_group().world_size == 1
+        rows: list[torch.Tensor | None] = [None] * len(items)
+        try:
+            rows = list(self._run(stock, inputs))
+        except Exception as error:
+            log.exception("the encoder fails")
+            if not self._may_be_of_an_item(error):
+                return rows
+            if is_alone:  # the other ranks would have to do the same
+                rows = [self._alone(stock, each) for each in inputs]
+        for index, (item, each) in enumerate(zip(items, rows, strict=True)):
+            if each is None or len(each) != item.num_embeds:
+                log.error("the encoder makes no %d rows of an item", item.num_embeds)
+                rows[index] = None
+                is_certain = is_alone or len(items) == 1
+                quarantine.put(arena("worker").store, item.key, is_certain=is_certain)
+        ITEMS.labels("encoded").inc(sum(each is not None for each in rows))
+        return rows
+
+    def _alone(self, stock: Any, inputs: Any) -> torch.Tensor | None:
+        """Return the embeddings of one item; ``None``: the encoder fails for it."""
+        try:
+            (rows,) = self._run(stock, [inputs])
+        except Exception:
+            log.exception("the encoder fails for an item")
+            return None
+        return rows
+
+    def _may_be_of_an_item(self, error: Exception) -> bool:
+        """Whether an item may be the cause: no lack of memory, and no device that is broken."""
+        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+            return False
+        try:
+            torch.zeros(1, device=self._reader.device).add_(1).item()
+        except Exception:
+            log.exception("the device is broken")
+            return False
+        return True
+
+    # In any other engine
+
+    def _encode_or_nothing(
+        self, modality: Modality, items: Sequence[_Item], stock: Any
+    ) -> list[torch.Tensor]:
+        """Encode items that this process pins; return zeros for lost items."""
+        source, start_s = arena("worker"), time.monotonic()
+        with source.request("encode") as request:
+            inputs = _of_all_ranks(self._pinned_inputs(request, modality, items))
+            num_lost = sum(each is None for each in inputs)
+            ITEMS.labels("lost").inc(num_lost)
+            ITEMS.labels("encoded").inc(len(inputs) - num_lost)
+            embeddings = self._embeddings(stock, items, inputs)
+            if self._kept is not None:
+                self._kept.publish(
+                    {
+                        ContentKey(item.key): (item.handle, rows)
+                        for item, rows, each in zip(items, embeddings, inputs, strict=True)
+                        if each is not None
+                    },
+                    start_s=start_s,
+                )
+        return embeddings
 
     def _pinned_inputs(self, request: str, modality: Modality, items: Sequence[_Item]) -> list[Any]:
         """Return the inputs of items that this process pins; ``None`` for a lost item."""
@@ -210,57 +283,38 @@ class _Encoder:
                 source.disown(item.key)
         return inputs
 
+    def _embeddings(
+        self, stock: Any, items: Sequence[_Item], inputs: Sequence[Any]
+    ) -> list[torch.Tensor]:
+        """Return as many rows for each item as it has positions, also where the encoder fails."""
+        try:
+            made = iter(self._run(stock, [each for each in inputs if each is not None]))
+            return [
+                self._checked(next(made), item) if each is not None else self._nothing(item)
+                for each, item in zip(inputs, items, strict=True)
+            ]
+        except Exception:
+            log.exception("the encoder failed on what was made of features")
+            for item in items:
+                arena("worker").disown(item.key)
+            return [self._nothing(item) for item in items]
+
+    def _checked(self, embeddings: torch.Tensor, item: _Item) -> torch.Tensor:
+        """Replace embeddings with a wrong number of rows by zeros: they would end the engine."""
+        if len(embeddings) == item.num_embeds:
+            return embeddings
+        log.error("the encoder gives %d rows for %d places", len(embeddings), item.num_embeds)
+        arena("worker").disown(item.key)
+        return self._nothing(item)
+
+    # In both
+
     def _input(self, modality: Modality, tree: Any, item: _Item) -> Any:
         """Return the stock processor's output for one item, on the device, in private tensors."""
         inputs = self._reader.inputs(modality, tree)
         fields = self._processor._get_mm_fields_config(inputs, {})
         found: Any = MultiModalKwargsItems.from_hf_inputs(in_rows(inputs, fields), fields)
         (made,) = found[modality]
-        return made
-
-    def _embeddings(
-        self, stock: Any, items: Sequence[_Item], inputs: Sequence[Any], *, has_names: bool
-    ) -> list[torch.Tensor]:
-        """Return as many rows for each item as it has positions, also where the encoder fails.
-
-        Args:
-            has_names: Whether results are found again by the items' names.
-
-        Raises:
-            FeaturesLost: The encoder fails for an item, and has names. The item is quarantined.
-        """
-        there = [index for index, each in enumerate(inputs) if each is not None]
-        made: dict[int, torch.Tensor] = {}
-        try:
-            rows = self._run(stock, [inputs[index] for index in there])
-            made = dict(zip(there, rows, strict=True))
-        except Exception:
-            log.exception("the encoder failed on what was made of features")
-            made = self._one_by_one(stock, inputs, there) if has_names else {}
-        bad = [i for i in there if i not in made or len(made[i]) != items[i].num_embeds]
-        for index in bad:
-            log.error("the encoder makes no %d rows of an item", items[index].num_embeds)
-            if has_names:
-                quarantine.put(arena("worker").store, items[index].key)
-            else:
-                arena("worker").disown(items[index].key)
-        if bad and has_names:
-            raise FeaturesLost(f"the encoder fails for {len(bad)} items, which are quarantined")
-        return [
-            made[index] if index in made and index not in bad else self._nothing(item.num_embeds)
-            for index, item in enumerate(items)
-        ]
-
-    def _one_by_one(
-        self, stock: Any, inputs: Sequence[Any], there: Sequence[int]
-    ) -> dict[int, torch.Tensor]:
-        """Run the encoder for each item alone; leave out the items for which it fails."""
-        made: dict[int, torch.Tensor] = {}
-        for index in there:
-            try:
-                (made[index],) = self._run(stock, [inputs[index]])
-            except Exception:
-                log.exception("the encoder fails for an item")
         return made
 
     def _run(self, stock: Any, inputs: list[MultiModalKwargsItem]) -> list[torch.Tensor]:
@@ -288,7 +342,7 @@ class _Encoder:
             push_counts(source)
         if self._may_keep:
             self._kept = KeptEmbeddings(
-                source,
+                arena("worker-embeddings"),
                 self._model_config,
                 publishes=publishes,
                 row_nbytes=lambda: self._num_columns * self._dtype.itemsize,
@@ -305,9 +359,9 @@ class _Encoder:
             self._width, self._dtype = embeddings[0].shape[-1], embeddings[0].dtype
         return embeddings
 
-    def _nothing(self, num_embeds: int) -> torch.Tensor:
+    def _nothing(self, item: _Item) -> torch.Tensor:
         log.warning("an item that is lost is encoded as nothing; its answer is refused")
-        shape = (num_embeds, self._num_columns)
+        shape = (item.num_embeds, self._num_columns)
         return torch.zeros(shape, dtype=self._dtype, device=self._reader.device)
 
 

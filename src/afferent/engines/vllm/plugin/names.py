@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any, Final
+
+CONNECTOR: Final = "AfferentConnector"
+"""Name of our EC connector in vLLM's configuration."""
+
 
 class _Names:
     are_stable = False
@@ -33,3 +38,8 @@ def describe_engine(*, has_connector: bool, kv_connector: str) -> None:
     """
     _Names.are_stable = has_connector
     _Names.are_shortened = "lmcache" in kv_connector.lower()
+
+
+def is_ours(ec_transfer_config: Any) -> bool:
+    """Whether the configuration of an EC connector is that of ours."""
+    return ec_transfer_config is not None and ec_transfer_config.ec_connector == CONNECTOR

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from afferent.types import Handle
+
+log = logging.getLogger("vllm.afferent")
 
 ArenaIdentity = tuple[int, int]
 """Device and inode of an arena's memory."""
@@ -50,3 +55,19 @@ def running_step() -> Step | None:
 
 def set_running_step(step: Step | None) -> None:
     _Running.step = step
+
+
+def end_engine(step: Step, why: str) -> NoReturn:
+    """End the engine, before anything is computed for the step.
+
+    An error alone would not do in a worker with a process of its own: vLLM has sent it the next
+    step already, which reads what this step should have written.
+
+    Raises:
+        FeaturesLost: The worker is in the core's process, which ends by the error.
+    """
+    log.critical("the engine ends: %s", why)
+    if os.getpid() != step.core:
+        logging.shutdown()
+        os._exit(1)
+    raise FeaturesLost(why)

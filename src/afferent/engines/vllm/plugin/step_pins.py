@@ -77,12 +77,15 @@ class StepPins:
         self._pending: set[bytes] = set()
         self._found: dict[bytes, _Pin] = {}
         self._absent: dict[bytes, float] = {}
+        """By key, the time of the question."""
         self._gone_since_s: float | None = None
         self._is_closed = False
         # Of the scheduling thread only:
         self._step: dict[bytes, _Pin] = {}
         self._used: set[bytes] = set()
         self._lost: set[str] = set()
+        self._deferred_s: dict[str, float] = {}
+        """Requests that wait for answers, with the time of their first look."""
         self._left_s = _WAIT_S
         self._num_leases = 0
         self._thread = threading.Thread(target=self._serve, name="afferent-pins", daemon=True)
@@ -99,6 +102,7 @@ class StepPins:
         """
         missing = [key for key in dict.fromkeys(keys) if key not in self._step]
         if not missing:
+            self._deferred_s.pop(request_id, None)
             return True
         until_s = time.monotonic() + self._left_s
         while (missing := self._take(request_id, missing)) and request_id not in self._lost:
@@ -107,6 +111,8 @@ class StepPins:
                 break
             self._answered.wait(until_s - now_s)
         self._left_s = max(0.0, until_s - time.monotonic())
+        if not missing or request_id in self._lost:
+            self._deferred_s.pop(request_id, None)
         return not missing
 
     def use(self, key: bytes) -> None:
@@ -141,6 +147,10 @@ class StepPins:
         lost, self._lost = self._lost, set()
         return lost
 
+    def forget(self, request_id: str) -> None:
+        """Forget a request that has ended."""
+        self._deferred_s.pop(request_id, None)
+
     def close(self) -> None:
         """End the thread, and the connection."""
         self._is_closed = True
@@ -160,7 +170,12 @@ class StepPins:
         return self._store is not None and self._store.is_open
 
     def _take(self, request_id: str, missing: Sequence[bytes]) -> list[bytes]:
-        """Take the answers that have come, and ask for the rest; return what is not pinned."""
+        """Take the answers that have come, and ask for the rest; return what is not pinned.
+
+        That features are absent counts if the question is younger than the request: before, its
+        frontend may have made them.
+        """
+        since_s = self._deferred_s.setdefault(request_id, time.monotonic())
         with self._lock:
             if not self._is_open:
                 self._found.clear()  # a new daemon waits for their end
@@ -168,8 +183,8 @@ class StepPins:
                 if (pin := self._found.pop(key, None)) is not None:
                     self._step[key] = pin
             left = [key for key in missing if key not in self._step]
-            absent = [key for key in left if self._absent.pop(key, None) is not None]
-            is_lost = bool(absent) or (bool(left) and self._is_gone_for_long())
+            is_absent = any(self._absent.get(key, 0.0) >= since_s for key in left)
+            is_lost = is_absent or (bool(left) and self._is_gone_for_long())
             new = [key for key in left if key not in self._pending] if not is_lost else []
             self._pending.update(new)
             self._wanted += new
@@ -201,7 +216,15 @@ class StepPins:
             with self._lock:
                 wanted, self._wanted = self._wanted, []
             if wanted:
-                self._ask(store, wanted)
+                try:
+                    self._ask(store, wanted)
+                except Exception:  # the requests ask again
+                    log.exception("features were not looked for")
+                    time.sleep(_LOOK_AGAIN_S)
+                finally:
+                    with self._lock:
+                        self._pending.difference_update(wanted)
+                        self._answered.set()
 
     def _connect(self) -> DaemonStore | None:
         while not self._is_closed:
@@ -210,13 +233,17 @@ class StepPins:
             except AfferentError:
                 time.sleep(_LOOK_AGAIN_S)
                 continue
+            except Exception:
+                log.exception("no connection to the store")
+                time.sleep(_KEPT_S)
+                continue
             return self._store
         return None
 
     def _ask(self, store: DaemonStore, wanted: Sequence[bytes]) -> None:
         """Ask the store for features, and note the answers; ask again later without an answer."""
         self._num_leases += 1
-        lease, arena = f"step-{self._num_leases}", store.arena
+        lease, arena, asked_s = f"step-{self._num_leases}", store.arena, time.monotonic()
         found: dict[bytes, _Pin] = {}
         absent: set[bytes] = set()
         try:
@@ -240,12 +267,9 @@ class StepPins:
             time.sleep(_LOOK_AGAIN_S)
         finally:
             store.forget(lease)  # the views keep pins of their own
-        now_s = time.monotonic()
         with self._lock:
             self._found.update(found)
-            self._absent.update(dict.fromkeys(absent, now_s))
-            self._pending.difference_update(wanted)
-            self._answered.set()
+            self._absent.update(dict.fromkeys(absent, asked_s))
 
     def _tidy(self, *, is_open: bool) -> None:
         """Drop answers that no request has looked at."""
