@@ -33,7 +33,7 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "GIF": ("P", "L"),
 }
 _OWN_FAILURE = "mm_placeholders must be globally non-overlapping and sorted"
-"""vLLM's renderer fails so for several images with Gemma 3; its engine does not."""
+"""vLLM's renderer fails so for several images with Gemma 3."""
 PATHS = {"chat": "/v1/chat/completions/render", "completion": "/v1/completions/render"}
 
 
