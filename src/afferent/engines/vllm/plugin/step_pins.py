@@ -127,6 +127,7 @@ class StepPins:
                 if time.monotonic() > until_s:
                     raise FeaturesLost("an item is scheduled, and its features are gone")
                 self._answered.wait(_LOOK_AGAIN_S)
+            self.forget("")
         self._used.add(key)
 
     def end_step(self) -> PinnedStep:
