@@ -33,7 +33,7 @@ log = logging.getLogger("vllm.afferent")
 
 _RECONNECT_TIMEOUT_S = 10.0
 _LOOK_AGAIN_S = 0.02
-_LONGEST_CALLS_S = {"worker-embeddings": 0.05}
+_LONGEST_CALLS_S = {"worker-embeddings": 0.25}
 """Limits of calls for which a step waits and which it can do without."""
 
 

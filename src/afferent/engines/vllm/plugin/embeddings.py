@@ -33,7 +33,7 @@ _TAG = b"afferent/vllm-embeddings/v1"
 
 
 _ANNOUNCE_EVERY_S = 1.0
-_SILENT_S = 1.0
+_SILENT_S = 5.0
 """Pause after a call that the store did not answer: a step waits for each."""
 
 
