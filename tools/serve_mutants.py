@@ -367,8 +367,8 @@ SERVE_MUTANTS: Final = (
     Mutant(
         what="the images of a prompt change places",
         file="builtin/pipeline/prompt.py",
-        old="index = waiting[kind].popleft()",
-        new="index = waiting[kind].pop()",
+        old="index, start = waiting[kind].popleft(), len(token_ids)",
+        new="index, start = waiting[kind].pop(), len(token_ids)",
         tests=_PROMPT_TESTS,
     ),
     Mutant(

@@ -109,7 +109,8 @@ class Model:
         if self.runner.info.cross_attention:  # the prompt has no positions for the item
             text = self.prompts.build([Message("user", (before, TextPart(_QUESTION)))], [])
             num_embeds = self.reference.config.max_source_positions
-            return Prompt(text.token_ids, [Placeholder(0, num_embeds) for _ in media]), media
+            places = [Placeholder(0, num_embeds) for _ in media]
+            return Prompt(text.token_ids, places, places), media
         written = [self.family.plan_exactly(item.header).prompt for item in media]
         return self.prompts.build([message], written), media
 
