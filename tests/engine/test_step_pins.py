@@ -239,7 +239,7 @@ def test_check_core_dead_core_raises(server: StoreServer, store: DaemonStore) ->
     (handle,) = [store.put("put", {"x": np.full(1000, 7)}, key=KEYS[0])]
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as core:
         where = Located(store.arena.identity, handle)
-        step = Step(core.pid, store.arena.identity, {KEYS[0]: where})
+        step = Step(core.pid, {KEYS[0]: where})
         reader = StepReader(store)
         reader.follow(step)
         assert value(reader, step, KEYS[0]) == 7
@@ -258,12 +258,16 @@ def test_reader_keeps_map_of_former_arena(store: DaemonStore, pins: StepPins) ->
     assert secure(pins, "r", KEYS)
     pins.use(KEYS[1])
     pinned = pins.end_step()
-    with StoreServer(MiB) as other, DaemonStore(other.address, name="worker") as there:
+    with (
+        StoreServer(MiB) as other,
+        DaemonStore(other.address, name="worker", writable=True) as there,
+    ):
         reader = StepReader(there)
         reader._map = store.arena
         reader.follow(pinned.step)
         assert value(reader, pinned.step, KEYS[1]) == 1
-        reader.follow(Step(os.getpid(), there.arena.identity, {}))
+        where = Located(there.arena.identity, there.put("put", {"x": np.full(1000, 5)}))
+        assert value(reader, Step(os.getpid(), {KEYS[0]: where}), KEYS[0]) == 5
         assert reader._map is there.arena
 
 

@@ -242,7 +242,7 @@ def read(worker: VllmWorker, step: Step, key: bytes, _: Handle) -> int:
 def read_there(worker: VllmWorker, step: Step, key: bytes, handle: Handle) -> int:
     """Read them where the frontend of the request had them."""
     arena = step.items[key].arena
-    return worker.read(Step(step.core, arena, {key: Located(arena, handle)}), key)
+    return worker.read(Step(step.core, {key: Located(arena, handle)}), key)
 
 
 def read_or_nothing(worker: VllmWorker, step: Step, key: bytes, _: Handle) -> int:

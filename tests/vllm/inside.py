@@ -159,7 +159,7 @@ def _of_lmcache(function: str) -> Callable[[str], int]:
 def connector() -> None:
     """The connector keeps a step's pins in the core, and sends its items to the workers."""
     key, where = bytes(range(32)), Located((1, 2), Handle(1, 0, 64, 1))
-    pinned = PinnedStep(Step(7, (1, 2), {key: where}), ())
+    pinned = PinnedStep(Step(7, {key: where}), ())
     there = pickle.loads(pickle.dumps(ec.StepMetadata(pinned)))  # noqa: S301 our own
     assert there.step == pinned.step
     config: Any = SimpleNamespace(ec_connector="AfferentConnector")

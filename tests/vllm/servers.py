@@ -128,6 +128,13 @@ def supervised(
     )
 
 
+def is_ready(server: Server) -> bool:
+    """Whether all frontends take requests."""
+    with contextlib.suppress(Exception):
+        return all(server.get("/ready").status_code == 200 for _ in range(4))
+    return False
+
+
 def wait_until_nothing_held(store_path: Path) -> None:
     """Wait until no request pins an object of this store."""
     with DaemonStore(str(store_path), name="looker") as store:

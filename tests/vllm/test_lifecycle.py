@@ -20,7 +20,14 @@ from afferent.types import ObjectKind
 from tests.server import Server, wait_until
 from tests.vllm.asking import Answer, ask_all
 from tests.vllm.questions import Question, Said, questions
-from tests.vllm.servers import SHAPES, TOOLS, Stock, supervised, wait_until_nothing_held
+from tests.vllm.servers import (
+    SHAPES,
+    TOOLS,
+    Stock,
+    is_ready,
+    supervised,
+    wait_until_nothing_held,
+)
 
 pytestmark = pytest.mark.vllm
 
@@ -100,7 +107,7 @@ def test_deaths_of_both_halves(ours: tuple[Server, Path]) -> None:
             return await asking
 
         late += sum(not answer.is_complete for answer in asyncio.run(storm()))
-        wait_until(lambda: _is_ready(server), timeout_s=300)
+        wait_until(lambda: is_ready(server), timeout_s=300)
     wrong = [(q.path, a, right[id(q)]) for q, a in every if not is_right(a, right[id(q)])]
     complete = sum(answer.is_complete for _, answer in every)
     slowest = max(answer.seconds for _, answer in every)
@@ -135,7 +142,7 @@ async def _kill(find: Callable[[], list[psutil.Process]]) -> int:
 def test_a_vllm_that_freezes_is_named_and_replaced(ours: tuple[Server, Path], victim: str) -> None:
     """A hanging engine core is noticed, too, although its API server still reports health."""
     server, _ = ours
-    wait_until(lambda: _is_ready(server), timeout_s=300)
+    wait_until(lambda: is_ready(server), timeout_s=300)
     frozen = vllm_processes(server)[victim]
     start_s = time.monotonic()
     frozen.suspend()
@@ -143,7 +150,7 @@ def test_a_vllm_that_freezes_is_named_and_replaced(ours: tuple[Server, Path], vi
     seen_s = time.monotonic() - start_s
     wait_until(lambda: not frozen.is_running())
     print(f"{victim}: seen after {seen_s:.1f} s, gone after {time.monotonic() - start_s:.1f} s")
-    wait_until(lambda: _is_ready(server), timeout_s=300)
+    wait_until(lambda: is_ready(server), timeout_s=300)
 
 
 def test_embeddings_are_found_again(ours: tuple[Server, Path]) -> None:
@@ -154,8 +161,8 @@ def test_embeddings_are_found_again(ours: tuple[Server, Path]) -> None:
     before = _num_embeddings(store_path)
     assert before > 0
     vllm_processes(server)["api"].kill()
-    wait_until(lambda: not _is_ready(server))
-    wait_until(lambda: _is_ready(server), timeout_s=300)
+    wait_until(lambda: not is_ready(server))
+    wait_until(lambda: is_ready(server), timeout_s=300)
     hits = _num_hits(store_path)
     assert undisturbed(server, asked) == expected
     assert _num_embeddings(store_path) == before
@@ -176,7 +183,7 @@ def test_two_vllms_share_a_store(tmp_path: Path) -> None:
         for uds in sockets:
             stack.enter_context(Stock(SHAPES, *arguments, uds=uds, **env))
         server = stack.enter_context(Server(*front))
-        wait_until(lambda: _is_ready(server))
+        wait_until(lambda: is_ready(server))
         expected = undisturbed(server, asked)
         time.sleep(3)  # counters are sent once a second
         encoded = _items(server, "encoded")
@@ -210,10 +217,10 @@ def test_attached_it_comes_back_when_vllm_does(tmp_path: Path) -> None:
         expected = undisturbed(server, asked)
         os.killpg(vllm.popen.pid, signal.SIGKILL)
         uds.unlink()  # else the next vLLM can't listen there
-        wait_until(lambda: not _is_ready(server))
+        wait_until(lambda: not is_ready(server))
         assert server.post(asked[0].body).status_code == 503
         with Stock(SHAPES, *arguments, uds=uds, **env):
-            wait_until(lambda: _is_ready(server), timeout_s=300)
+            wait_until(lambda: is_ready(server), timeout_s=300)
             assert undisturbed(server, asked) == expected
             server.__exit__(None, None, None)
             with Server(*front) as again:  # with another secret and another arena
@@ -230,12 +237,6 @@ def test_the_plugin_alone_changes_nothing() -> None:
         other = asyncio.run(ask_all(without.url, asked))
     assert [each.said for each in one] == [each.said for each in other]
     assert all(each.said is not None and each.said.status == 200 for each in one)
-
-
-def _is_ready(server: Server) -> bool:
-    with contextlib.suppress(Exception):
-        return all(server.get("/ready").status_code == 200 for _ in range(4))
-    return False
 
 
 def _num_embeddings(store_path: Path) -> int:

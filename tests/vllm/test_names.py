@@ -32,7 +32,7 @@ from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.launch import DAEMON
 from afferent.types import ObjectKind
 from tests.server import Server, data_url, wait_until
-from tests.vllm.servers import SHAPES, TOOLS, Stock, supervised
+from tests.vllm.servers import SHAPES, TOOLS, Stock, is_ready, supervised
 from tests.vllm.test_lifecycle import vllm_processes
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -68,10 +68,10 @@ def said(answer: httpx.Response) -> Any:
     return answer.json()["choices"][0]["message"]["content"]
 
 
-def hits(url: str) -> float:
-    """Return the number of tokens that vLLM has found in its prefix cache."""
+def hits(url: str, cache: str = "prefix_cache") -> float:
+    """Return the number of tokens that vLLM has found in its prefix cache, or in another one."""
     page = httpx.get(f"{url}/metrics", timeout=60).text
-    return float(re.findall(r"(?m)^vllm:prefix_cache_hits_total\{.*\} (\S+)$", page)[0])
+    return float(re.findall(rf"(?m)^vllm:{cache}_hits_total\{{.*\}} (\S+)$", page)[0])
 
 
 @dataclass(slots=True)
@@ -129,12 +129,7 @@ class Held:
                     store.put("others", {"x": np.full(1 << 20, 0xDD, np.uint8)})
 
     def wait_ready(self) -> None:
-        wait_until(self._is_ready, timeout_s=300)
-
-    def _is_ready(self) -> bool:
-        with contextlib.suppress(httpx.HTTPError):
-            return all(self.server.get("/ready").status_code == 200 for _ in range(4))
-        return False
+        wait_until(lambda: is_ready(self.server), timeout_s=300)
 
 
 @pytest.fixture(scope="module")
@@ -282,8 +277,7 @@ def _store_of(server: Server) -> str:
 
 def external_hits(url: str) -> float:
     """Return the number of tokens that vLLM has found through its KV connector."""
-    page = httpx.get(f"{url}/metrics", timeout=60).text
-    return float(re.findall(r"(?m)^vllm:external_prefix_cache_hits_total\{.*\} (\S+)$", page)[0])
+    return hits(url, "external_prefix_cache")
 
 
 def test_kv_connector_finds_at_one_server_what_another_has_computed(
@@ -358,11 +352,11 @@ def test_prefix_cache_after_restarts_has_as_many_hits(tmp_path: Path) -> None:
         found, texts = [0.0], []
         for restart in (None, None, "features", "daemon", "server"):
             with Server(*front) as server:
-                wait_until(lambda server=server: _is_ready(server), timeout_s=120)  # type: ignore[misc]
+                wait_until(lambda server=server: is_ready(server), timeout_s=120)  # type: ignore[misc]
                 if restart == "daemon":
                     (daemon,) = server.find(DAEMON)
                     daemon.kill()
-                    wait_until(lambda server=server: _is_ready(server), timeout_s=120)  # type: ignore[misc]
+                    wait_until(lambda server=server: is_ready(server), timeout_s=120)  # type: ignore[misc]
                 texts.append(said(asked(server.url, body(picture))))
                 found.append(hits(server.url))
                 if restart is None:  # ask once more in the same server
@@ -385,12 +379,6 @@ def test_prefix_cache_after_restarts_has_as_many_hits(tmp_path: Path) -> None:
     assert added[1] > 0
     assert set(added[1:]) == {added[1]}
     assert len(set(texts)) == 1
-
-
-def _is_ready(server: Server) -> bool:
-    with contextlib.suppress(httpx.HTTPError):
-        return all(server.get("/ready").status_code == 200 for _ in range(4))
-    return False
 
 
 NUM_FAULTS = 200
@@ -437,7 +425,7 @@ def test_faults_at_two_servers_give_no_wrong_answer(
         for thread in threads:
             thread.join()
     for server in two:
-        wait_until(lambda server=server: _is_ready(server), timeout_s=300)  # type: ignore[misc]
+        wait_until(lambda server=server: is_ready(server), timeout_s=300)  # type: ignore[misc]
     for server in two:  # what is found by name now
         for picture in pictures:
             if (text := said(asked(server.url, body(picture)))) != expected[picture]:

@@ -213,10 +213,10 @@ def claims_are_one_holders(tier: Tier) -> None:
     def claim(holder: bytes, ttl_s: float = 30.0) -> list[bool]:
         return tier.claim_many(names, holder=holder, ttl_s=ttl_s, deadline_s=_soon())
 
-    require(claim(b"one") == [True, True], "who comes first has them")
-    require(claim(b"two") == [False, False], "nobody else has")
+    require(claim(b"one") == [True, True], "the first holder gets the claims")
+    require(claim(b"two") == [False, False], "no other holder gets them")
     tier.release_many(names, holder=b"two", deadline_s=_soon())
-    require(claim(b"two") == [False, False], "nobody gives back what is another's")
+    require(claim(b"two") == [False, False], "a holder releases its own claims only")
     tier.release_many(names[:1], holder=b"one", deadline_s=_soon())
     require(claim(b"two", ttl_s=0.2) == [True, False], "what is given back is free")
     until_s = _soon()

@@ -43,6 +43,17 @@ class Place:
         return secret
 
 
+def required_store() -> Place:
+    """Return the location of the store.
+
+    Raises:
+        ConfigError: The environment does not name it.
+    """
+    if (where := find_store()) is None:
+        raise ConfigError(f"{STORE} is not set")
+    return where
+
+
 def find_store() -> Place | None:
     """Return the location of the store; ``None`` in a vLLM that does not use Afferent."""
     where = os.environ.get(STORE, "")

@@ -166,11 +166,18 @@ class ArenaMap:
         everything = self._all  # another thread may retire the map at any moment
         if everything is None:
             raise StaleHandle("the store has been closed, or restarts: nothing of it can be read")
-        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
-            raise StaleHandle(f"[{offset}, +{nbytes}) is outside of the arena")
+        self._check_inside(offset, nbytes)
         if not self._is_seen[offset // self._chunk_nbytes]:
             self._see(offset, nbytes)
         return everything[offset : offset + nbytes]
+
+    def _check_inside(self, offset: int, nbytes: int) -> None:
+        """
+        Raises:
+            StaleHandle: The range is outside of the arena.
+        """
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
+            raise StaleHandle(f"[{offset}, +{nbytes}) is outside of the arena")
 
     def is_of(self, fd: int) -> bool:
         """Whether this is a map of the memory behind ``fd``."""
@@ -185,8 +192,7 @@ class ArenaMap:
         Raises:
             StaleHandle: They are outside of the arena.
         """
-        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
-            raise StaleHandle(f"[{offset}, +{nbytes}) is outside of the arena")
+        self._check_inside(offset, nbytes)
         return memoryview(self._map).toreadonly()[offset : offset + nbytes]
 
     def wait_populated(self) -> None:

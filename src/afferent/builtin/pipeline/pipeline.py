@@ -72,7 +72,6 @@ class Pipeline:
     ) -> None:
         self.store = store
         self.engine = engine
-        self._renderer = engine if isinstance(engine, Renderer) else None
         self._prompts = prompts
         self._items = items
         self._sampling = sampling
@@ -130,8 +129,6 @@ class Pipeline:
                 if with_features:
                     sizes = [item.handle.nbytes for item in ready]
             prompt, _ = await self._prompt(request, prompts, trace)
-            if not prompt.token_ids:
-                raise InvalidRequest("the prompt has no tokens", param=Param.MESSAGES)
             items = [
                 RenderedItem(
                     modality=item.modality,
@@ -154,10 +151,11 @@ class Pipeline:
             )
 
     def _hash_of(self, item: ReceivedItem) -> str:
-        if self._renderer is None or item.max_pixels:
+        renderer = self.engine
+        if not isinstance(renderer, Renderer) or item.max_pixels:
             return item.key.hex()
         uuid = item.name.uuid if item.name is not None else ""
-        return self._renderer.hash_of(item.modality, item.key, self._items.sent(item), uuid)
+        return renderer.hash_of(item.modality, item.key, self._items.sent(item), uuid)
 
     async def _prepare(
         self, request: GenerateRequest, trace: Trace
@@ -307,13 +305,15 @@ class Pipeline:
 
     def _build(self, request: GenerateRequest, written: Sequence[ItemPrompt]) -> Prompt:
         if request.prompt is None:
-            return self._prompts.build(
+            prompt = self._prompts.build(
                 request.messages, written, request.template, tenant=request.tenant
             )
-        tokens = self._prompts.plain(request.prompt, adds_special=request.adds_special)
-        if not tokens:
+        else:
+            tokens = self._prompts.plain(request.prompt, adds_special=request.adds_special)
+            prompt = Prompt(tokens, [], [])
+        if not prompt.token_ids:
             raise InvalidRequest("the prompt has no tokens", param=Param.MESSAGES)
-        return Prompt(tokens, [], [])
+        return prompt
 
     def modalities(self, info: EngineInfo) -> list[Modality]:
         """Return the modalities of requests that this engine and the model support."""

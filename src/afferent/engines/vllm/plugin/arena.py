@@ -17,7 +17,6 @@ from afferent.engines.references import Of, Reference, verify
 from afferent.engines.vllm.plugin.arrivals import Arrivals, Step
 from afferent.errors import (
     AfferentError,
-    ConfigError,
     FormatError,
     StaleHandle,
     StoreRestarted,
@@ -228,8 +227,6 @@ def arena(name: str) -> Arena:
 
 
 def _connect(name: str) -> Arena:
-    where = place.find_store()
-    if where is None:
-        raise ConfigError(f"{place.STORE} is not set")
+    where = place.required_store()
     log.info("reading from the arena at %s", where.address)
     return Arena(where, name=name)

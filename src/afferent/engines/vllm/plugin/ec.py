@@ -23,16 +23,13 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
 
 from afferent.engines import place
 from afferent.engines.vllm.plugin import names
-from afferent.engines.vllm.plugin.processing import FIELD, unpack
+from afferent.engines.vllm.plugin.processing import FIELD, modality_of, unpack
 from afferent.engines.vllm.plugin.step import Step, set_running_step
 from afferent.engines.vllm.plugin.step_pins import PinnedStep, StepPins
-from afferent.errors import ConfigError
 from afferent.store.client.daemon_store import DaemonStore
-from afferent.types import Modality
 
 _IDLE_S: Final = 2e-3
 """Pause of a scheduler that can schedule nothing but requests that wait for their features."""
-_FIELDS: Final = tuple(FIELD.format(modality) for modality in Modality)
 
 
 class StepMetadata(ECConnectorMetadata):
@@ -176,19 +173,16 @@ class AfferentConnector(ECConnectorBase):
 def _item_of(feature: Any) -> _Item | None:
     if feature.data is None:
         return None
-    name = next((name for name in _FIELDS if name in feature.data), None)
-    if name is None:
+    modality = modality_of(feature.data)
+    if modality is None:
         return None
-    key, _, _ = unpack(feature.data[name].data)
+    key, _, _ = unpack(feature.data[FIELD.format(modality)].data)
     where = feature.mm_position
     return _Item(where.offset, where.offset + where.length, key)
 
 
 def _open_store() -> DaemonStore:
-    where = place.find_store()
-    if where is None:
-        raise ConfigError(f"{place.STORE} is not set")
-    return DaemonStore(where.address, name=f"vllm core {os.getpid()}")
+    return DaemonStore(place.required_store().address, name=f"vllm core {os.getpid()}")
 
 
 # Configuration
@@ -217,8 +211,7 @@ def register() -> None:
             )
         names.describe_engine(
             has_connector=names.is_ours(self.ec_transfer_config),
-            kv_connector=str(getattr(self.kv_transfer_config, "kv_connector", "") or "")
-            + repr(getattr(self.kv_transfer_config, "kv_connector_extra_config", "")),
+            kv_transfer_config=repr(self.kv_transfer_config),
         )
 
     resolve._is_afferent = True  # type: ignore[attr-defined]

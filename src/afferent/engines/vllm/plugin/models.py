@@ -27,7 +27,7 @@ from afferent.engines.vllm.plugin.counting import ITEMS, push_counts
 from afferent.engines.vllm.plugin.embeddings import KeptEmbeddings
 from afferent.engines.vllm.plugin.features import FeatureReader, in_rows
 from afferent.engines.vllm.plugin.names import is_ours
-from afferent.engines.vllm.plugin.processing import FIELD, factories, unpack
+from afferent.engines.vllm.plugin.processing import FIELD, factories, modality_of, unpack
 from afferent.engines.vllm.plugin.step import FeaturesLost, Step, end_engine, running_step
 from afferent.engines.vllm.plugin.step_reader import StepReader
 from afferent.errors import AfferentError
@@ -123,7 +123,7 @@ class _Encoder:
         Raises:
             FeaturesLost: An item can't be encoded, in an engine with our connector.
         """
-        modality = next((each for each in Modality if FIELD.format(each) in kwargs), None)
+        modality = modality_of(kwargs)
         if modality is None:
             return self._noted(stock(**kwargs))
         items = [_Item(*unpack(row)) for row in kwargs[FIELD.format(modality)]]

@@ -29,15 +29,16 @@ def are_shortened() -> bool:
     return _Names.are_shortened
 
 
-def describe_engine(*, has_connector: bool, kv_connector: str) -> None:
+def describe_engine(*, has_connector: bool, kv_transfer_config: str) -> None:
     """Note what this process's engine does with names.
 
     Args:
         has_connector: Whether the engine has our EC connector.
-        kv_connector: Name of its KV connector; LMCache's compares 16 bits of a name.
+        kv_transfer_config: Configuration of its KV connectors; LMCache's compares 16 bits of a
+            name.
     """
     _Names.are_stable = has_connector
-    _Names.are_shortened = "lmcache" in kv_connector.lower()
+    _Names.are_shortened = "lmcache" in kv_transfer_config.lower()
 
 
 def is_ours(ec_transfer_config: Any) -> bool:

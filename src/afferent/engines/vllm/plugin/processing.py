@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,12 +31,17 @@ from afferent.engines.vllm.plugin.arena import arena
 from afferent.engines.vllm.positions import check_positions
 from afferent.errors import FormatError
 from afferent.media.families.registry import engine_facts
-from afferent.types import Handle
+from afferent.types import Handle, Modality
 
 FIELD = "afferent_{}"
 """Field of a modality: a handle's numbers, its key, and the expected number of rows."""
 _ON_CPU = MultiModalBatchedField(keep_on_cpu=True)
 _NUM_HANDLE = 4
+
+
+def modality_of(fields: Container[str]) -> Modality | None:
+    """Return the modality whose items of ours are among these fields; ``None``: there are none."""
+    return next((each for each in Modality if FIELD.format(each) in fields), None)
 
 
 def pack(reference: FeaturesReference) -> torch.Tensor:

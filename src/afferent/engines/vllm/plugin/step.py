@@ -35,12 +35,10 @@ class Step:
     Attributes:
         core: Process id of the core. While it lives, and until it drops the step, the features stay
             as they are, even if the store daemon dies.
-        arena: The arena that the core uses now; ``None`` before its first connection.
         items: The features, by key.
     """
 
     core: int
-    arena: ArenaIdentity | None
     items: Mapping[bytes, Located]
 
 

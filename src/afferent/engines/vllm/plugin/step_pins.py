@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afferent.engines import quarantine
-from afferent.engines.vllm.plugin.step import ArenaIdentity, FeaturesLost, Located, Step
+from afferent.engines.vllm.plugin.step import FeaturesLost, Located, Step
 from afferent.errors import AfferentError
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.protocol.items import Find
@@ -141,7 +141,7 @@ class StepPins:
                     self._found[key] = pin
         self._step, self._used, self._left_s = {}, set(), _WAIT_S
         items = {key: pin.where for key, pin in used.items()}
-        return PinnedStep(Step(os.getpid(), self._arena, items), list(used.values()))
+        return PinnedStep(Step(os.getpid(), items), list(used.values()))
 
     def take_lost(self) -> set[str]:
         """Return the requests whose features are lost, once."""
@@ -161,10 +161,6 @@ class StepPins:
         self._found.clear()
         if self._store is not None:
             self._store.close()
-
-    @property
-    def _arena(self) -> ArenaIdentity | None:
-        return self._store.arena.identity if self._store is not None else None
 
     @property
     def _is_open(self) -> bool:

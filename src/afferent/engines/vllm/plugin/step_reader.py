@@ -29,11 +29,7 @@ class StepReader:
         self._core, self._pidfd = -1, -1
 
     def follow(self, step: Step) -> None:
-        """Note a step. The map of its arena is kept, also when this process has got another one."""
-        if step.arena is not None and step.arena != self._map.identity:
-            found = self._store.arena
-            if found.identity == step.arena:
-                self._map = found
+        """Note the core of a step, for `check_core`."""
         if step.core != self._core:
             self.close()
             try:
@@ -75,6 +71,7 @@ class StepReader:
             self._core = -1
 
     def _map_of(self, arena: ArenaIdentity) -> ArenaMap:
+        """Return the map of an arena, kept also when this process has got another one."""
         deadline = time.monotonic() + _MAP_TIMEOUT_S
         while self._map.identity != arena:
             if self._store.arena.identity == arena:
