@@ -42,3 +42,20 @@ def test_every_part_of_an_items_key_matters() -> None:
     assert keys.item_key(**parts) == keys.item_key(**parts)
     changed = [keys.item_key(**{**parts, name: other[name]}) for name in parts]
     assert len({keys.item_key(**parts), *changed}) == 1 + len(parts)
+
+
+def test_tags_of_tenants_are_keyed_by_the_secret() -> None:
+    tenants = ("", "anna", "ben")
+    one, same, other = (keys.tenant_tags(secret) for secret in (b"one", b"one", b"other"))
+    assert [one(name) for name in tenants] == [same(name) for name in tenants]
+    assert len({tag(name) for tag in (one, other) for name in tenants}) == 6
+    assert [keys.tenant_tags(b"")(name) for name in tenants] == list(tenants)
+
+
+def test_placement_digest_is_of_the_modality_and_the_first_64_kib() -> None:
+    head = bytes(range(256)) * 256
+    digest = keys.placement_digest(Modality.IMAGE, head)
+    assert len(head) == keys.PLACEMENT_NBYTES
+    assert digest == keys.placement_digest(Modality.IMAGE, memoryview(head + b"more"))
+    others = [(Modality.VIDEO, head), (Modality.IMAGE, head[:-1]), (Modality.IMAGE, b"x" + head)]
+    assert len({digest, *(keys.placement_digest(*other) for other in others)}) == 4

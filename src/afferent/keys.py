@@ -16,10 +16,11 @@ truncated.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from blake3 import blake3
 
@@ -31,6 +32,8 @@ _FEATURES_TAG = b"afferent/features/v1"
 _CONVERSATION_TAG = b"afferent/conversation/v1"
 _NAME_TAG = b"afferent/name/v1"
 _EMBEDDINGS_TAG = b"afferent/embeddings/v1"
+_TENANTS = "afferent 2026 tenants in keys"
+_PLACEMENT = "afferent 2026 placement of items"
 
 
 def digest(data: bytes | bytearray | memoryview) -> bytes:
@@ -99,6 +102,21 @@ class Keyed:
         return digest_after
 
 
+def tenant_tags(secret: bytes) -> Callable[[str], str]:
+    """Return the function from a tenant's name to its tag, the ``tenant`` of the tenant's keys.
+
+    Keys are also the names of items outside of the store, where a cache may have no other
+    separation of tenants. So a tenant that could compute another's keys could find its results.
+
+    Args:
+        secret: Secret that clients do not know. Empty: a tag is the tenant's name.
+    """
+    keyed = Keyed(secret, context=_TENANTS)
+    if not keyed.is_keyed:
+        return str
+    return functools.cache(lambda tenant: keyed.digest(tenant.encode()).hex())
+
+
 def frame(tag: bytes, *parts: bytes) -> ContentKey:
     """Return the key of ``tag`` and ``parts``: BLAKE3-256 over them, each with its length.
 
@@ -141,6 +159,7 @@ def features_key(*, tenant: str, fingerprint: bytes, options: bytes, media: byte
 
     Args:
         tenant: Tenants never share objects, so that timing reveals nothing about another's media.
+            A server gives its tag (`tenant_tags`).
         fingerprint: Digest of the processor's settings and the versions of all code that makes
             features.
         options: The request's own processor options, canonically encoded.
@@ -174,6 +193,26 @@ def item_key(
     """
     options = f"{modality} {max_pixels}".encode()
     return features_key(tenant=tenant, fingerprint=fingerprint, options=options, media=media)
+
+
+PLACEMENT_NBYTES: Final = 65_536
+"""Length of the part of a file that decides its placement."""
+
+
+def placement_digest(modality: Modality, head: bytes | memoryview) -> bytes:
+    """Return the digest by which a gateway places an item: 32 bytes.
+
+    A gateway knows it long before the end of a body. Items with the same digest are placed alike;
+    they need not be the same.
+
+    Args:
+        head: The encoded media, or at least its first `PLACEMENT_NBYTES` bytes.
+    """
+    return (
+        blake3(f"{modality} ".encode(), derive_key_context=_PLACEMENT)
+        .update(memoryview(head)[:PLACEMENT_NBYTES])
+        .digest()
+    )
 
 
 def name_key(*, tenant: str, name: str) -> ContentKey:

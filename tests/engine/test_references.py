@@ -26,7 +26,6 @@ def features(**changes: object) -> FeaturesReference:
     values: dict[str, object] = {
         "modality": Modality.IMAGE,
         "key": bytes(range(32)),
-        "name_key": bytes(range(1, 33)),
         "handle": HANDLE,
         "marker": 5,
         "embed": 5,
@@ -76,15 +75,15 @@ _OTHER_BLOCKS = (Handle(3, 4096, 6400, 18), Handle(4, 4096, 6400, 17))
 
 
 def test_name_contains_no_block() -> None:
-    assert features().name == bytes(range(1, 33)).hex()
+    assert features().name == bytes(range(32)).hex()
     assert {features(handle=each).name for each in _OTHER_BLOCKS} == {features().name}
-    assert features(name_key=bytes(32)).name == "00" * 32
+    assert features(key=bytes(32)).name == "00" * 32
 
 
 def test_name_of_block_is_of_one_generation() -> None:
     """Results of lost features must not be found for the new ones."""
     references = [
-        *(features(), features(name_key=bytes(32))),
+        *(features(), features(key=bytes(32))),
         *(features(handle=each) for each in _OTHER_BLOCKS),
     ]
     found = {each.name_of_block for each in references}

@@ -19,7 +19,7 @@ def reference(
 ) -> FeaturesReference:
     prompt = ((9, 1), (5, num_embeds), (8, 1))
     return FeaturesReference(
-        modality, bytes(32), bytes(32), Handle(1, 0, 64, 1), 5, 5, prompt, small, math.inf
+        modality, bytes(32), Handle(1, 0, 64, 1), 5, 5, prompt, small, math.inf
     )
 
 

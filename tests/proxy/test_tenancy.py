@@ -83,20 +83,6 @@ def test_salt_of_another_secret_differs() -> None:
     assert other.salt_of("a") != APART.salt_of("a")
 
 
-def test_name_of_an_item_is_its_key_without_tenants() -> None:
-    assert ALONE.name_of("", bytes(range(32))) == bytes(range(32))
-
-
-def test_name_of_an_item_is_keyed_for_each_tenant() -> None:
-    same = Tenancy(has_tenants=True, secret=b"secret")
-    other = Tenancy(has_tenants=True, secret=b"another")
-    cases = [(name, key) for name in ("", "a", "ab") for key in (b"k" * 32, b"b" + b"k" * 31)]
-    names = [[each.name_of(*case) for case in cases] for each in (APART, same, other)]
-    assert names[0] == names[1]
-    assert len({*names[0], *names[2], *(key for _, key in cases)}) == 14
-    assert all(len(name) == 32 for name in names[0])
-
-
 def test_default_tenant_beside_tenants_is_salted_and_has_no_stored_responses() -> None:
     salts = {
         json.loads(APART.write(body, "/v1/completions", tenant="", has_media=False))["cache_salt"]

@@ -42,7 +42,10 @@ def _with_engine(engine: Engine, base: Parts) -> Made:
         prompts=PromptBuilder(
             folder, family, parses_special=isinstance(engine, Renderer) and engine.is_for_vllm
         ),
-        items=base.items(Processor(family, fingerprint(folder, family))),
+        items=base.items(
+            Processor(family, fingerprint(folder, family)),
+            tenant_secret=base.settings.config.fleet_secret.encode(),
+        ),
         sampling=sampling_defaults(folder),
     )
     app = Frontend(

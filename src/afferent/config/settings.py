@@ -27,6 +27,7 @@ _HOST_NAME = r"^[A-Za-z0-9._-]+\Z"
 _FOLDER = r"^/"
 _ADDRESS = r"^[A-Za-z0-9.:_%-]+\Z"
 _NAME = r"^\S*\Z"
+_EVENTS = r"^(tcp://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._*-]{1,253}):[0-9]{1,5}|ipc:///\S{1,90})?\Z"
 _FLEET_SECRET = r"^([!-~]{16,256})?\Z"  # noqa: S105 a pattern
 _KEYS = "an API key needs 16 to 256 printable characters, none of them blank or beyond ASCII"
 IN_WORDS = {
@@ -39,6 +40,7 @@ IN_WORDS = {
     _FOLDER: "each must be an absolute path of a folder",
     _ADDRESS: "must be an address or a name, such as 0.0.0.0, without a port or a scheme",
     _NAME: "must have no blanks",
+    _EVENTS: "must be tcp://HOST:PORT or ipc:///PATH, with a path of at most 90 characters",
     _FLEET_SECRET: "needs 16 to 256 printable characters, none of them blank or beyond ASCII",
 }
 """Explanations of the patterns."""
@@ -355,6 +357,22 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
         0, "most that this node keeps there for one tenant; 0: no limit", Group.TIER, ge=0
     )
 
+    item_events: str = setting(
+        "",
+        "address for events of the items that are in the store: tcp://HOST:PORT, with requests at "
+        "the next port, or ipc:///PATH; addresses other than loopback need a key; none: no events",
+        Group.LOGGING,
+        pattern=_EVENTS,
+        unit="URL",
+    )
+    item_events_key: str = setting(
+        "",
+        "key that subscribers of item events send; none: no key is needed",
+        Group.LOGGING,
+        pattern=_OPTIONAL_API_KEY,
+        unit="KEY",
+        is_secret=True,
+    )
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "warning", "least severe events to log", Group.LOGGING
     )

@@ -131,7 +131,6 @@ class _Trial:
         return FeaturesReference(
             modality=Modality.IMAGE,
             key=bytes(key),
-            name_key=bytes(key),
             handle=handle,
             marker=item.marker,
             embed=item.embed,

@@ -23,7 +23,7 @@ from afferent.errors import AfferentError
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.client.settle import settle
 from afferent.store.client.store import Store
-from afferent.store.protocol.items import Claim, Fetch, Find, SealItem
+from afferent.store.protocol.items import Claim, Fetch, Find, ItemLabel, SealItem
 from afferent.store.protocol.results import Owner, existing, spans_of
 from afferent.types import ContentKey, KeyBytes, KiB, NonNegative, ObjectKind, Span, decode, encode
 
@@ -145,6 +145,7 @@ class Ahead:
                 ObjectKind.EMBEDDINGS,
                 number * encoder.row_nbytes + _BESIDE_ROWS_NBYTES,
                 max(1, number * _ENCODE_ROW_US),
+                ItemLabel(name=key),
             )
             for key, number in num_rows.items()
         ]

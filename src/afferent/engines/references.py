@@ -21,8 +21,8 @@ from afferent.errors import FormatError
 from afferent.types import Handle, KeyBytes, Modality, NonNegative, decode, encode
 
 SCHEME: Final = "afferent:"
-VERSION = 2
-SCHEMA = "2-d794f6e0a62363cbc2614f0c6a9c3f86"
+VERSION = 3
+SCHEMA = "3-c6de089142b3470689f0c4ec2847c5f1"
 """The version, and the digest of its references (`tests.wire_schema`)."""
 _BLOCK_TAG = b"afferent/name-of-block/v1"
 _TAG = f"afferent/reference/v{VERSION}".encode()
@@ -54,8 +54,7 @@ class FeaturesReference(Struct, frozen=True, array_like=True, tag="f", forbid_un
 
     Attributes:
         modality: Modality of the item.
-        key: Key of its features.
-        name_key: Its name in the engine's caches, as bytes.
+        key: Key of its features, and its name in the engine's caches.
         handle: The block of its features; the process that made the reference pins it until the
             answer has ended.
         marker: The token that the chat template writes for the item.
@@ -68,7 +67,6 @@ class FeaturesReference(Struct, frozen=True, array_like=True, tag="f", forbid_un
 
     modality: Modality
     key: KeyBytes
-    name_key: KeyBytes
     handle: Handle
     marker: NonNegative
     embed: NonNegative
@@ -93,7 +91,7 @@ class FeaturesReference(Struct, frozen=True, array_like=True, tag="f", forbid_un
 
         The engine must never keep a result that was computed without the features.
         """
-        return self.name_key.hex()
+        return self.key.hex()
 
     @property
     def name_of_block(self) -> str:
@@ -103,7 +101,7 @@ class FeaturesReference(Struct, frozen=True, array_like=True, tag="f", forbid_un
         replace them have another generation.
         """
         block = f"{self.handle.segment:x}-{self.handle.generation:x}"
-        return keys.frame(_BLOCK_TAG, self.name_key, block.encode()).hex()
+        return keys.frame(_BLOCK_TAG, self.key, block.encode()).hex()
 
 
 class RawReference(Struct, frozen=True, array_like=True, tag="r", forbid_unknown_fields=True):

@@ -20,7 +20,7 @@ from afferent.media.workers.jobs import (
     planned_decoder,
 )
 from afferent.store.client.async_store import AsyncDaemonStore
-from afferent.store.protocol.items import Queue
+from afferent.store.protocol.items import ItemLabel, Queue
 from afferent.telemetry.trace import Trace
 from afferent.types import ContentKey, Handle, ObjectKind, ReserveItem, decode, encode
 
@@ -111,12 +111,17 @@ class Planner:
         return planned
 
 
-def features_job(item: ReceivedItem, file: File, planned: Planned) -> Queue:
-    """Return the item to acquire: it pins the features, or queues a job."""
+def features_job(item: ReceivedItem, file: File, planned: Planned, head: memoryview) -> Queue:
+    """Return the item to acquire: it pins the features, or queues a job.
+
+    Args:
+        head: The first bytes of the file, `keys.PLACEMENT_NBYTES` if there are so many.
+    """
     handle, place = file
     job = MakeFeatures(planned.header, place, item.max_pixels)
     nbytes, cost = planned.plan.nbytes, cost_us(job)
-    return Queue(item.key, ObjectKind.FEATURES, nbytes, [handle], encode(job), cost)
+    label = ItemLabel(item.modality, keys.placement_digest(item.modality, head))
+    return Queue(item.key, ObjectKind.FEATURES, nbytes, [handle], encode(job), cost, label)
 
 
 def _file_job(item: ReceivedItem, file: File) -> Queue:

@@ -85,6 +85,7 @@ class ItemReader:
         num_workers: int,
         has_tier: bool,
         accepted: Accepted = Accepted.DECODED,
+        tenant_secret: bytes = b"",
     ) -> None:
         """Create it.
 
@@ -92,7 +93,9 @@ class ItemReader:
             num_workers: Threads that read and hash media.
             has_tier: Whether other nodes may have fetched the result of a URL.
             accepted: Files that are not decoded here.
+            tenant_secret: See `keys.tenant_tags`.
         """
+        self._tag_of = keys.tenant_tags(tenant_secret)
         self._accepted = accepted
         self._store, self._names = store, names
         self._limits_by_tenant = limits_by_tenant
@@ -310,7 +313,7 @@ class ItemReader:
 
     def _key(self, request: ItemRequest, part: MediaPart, digest: bytes) -> ContentKey:
         return keys.item_key(
-            tenant=request.tenant,
+            tenant=self._tag_of(request.tenant),
             fingerprint=self._fingerprint,
             modality=part.modality,
             max_pixels=self._max_pixels(part),

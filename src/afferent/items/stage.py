@@ -24,6 +24,7 @@ from afferent.items.names import Names
 from afferent.items.plan import Planner, features_job
 from afferent.items.receive import ItemReader, not_cached
 from afferent.items.request import ItemRequest
+from afferent.keys import PLACEMENT_NBYTES
 from afferent.media.families.plan import Prompt
 from afferent.media.headers.probe import Accepted
 from afferent.media.workers.jobs import InputRange, Planned
@@ -64,6 +65,8 @@ class ItemSettings:
     """Whether other nodes may have missing objects."""
     accepted: Accepted = Accepted.DECODED
     """Image files that a backend decodes."""
+    tenant_secret: bytes = b""
+    """Secret of the tenants' tags in keys; empty if there are no tenants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,7 @@ class ItemStage:
             num_workers=settings.num_workers,
             has_tier=settings.has_tier,
             accepted=settings.accepted,
+            tenant_secret=settings.tenant_secret,
         )
         self._maker = Maker(store, gate, shares=settings.shares, timeout_s=settings.timeout_s)
         self._planner = Planner(store, self._maker, processor)
@@ -290,7 +294,10 @@ class ItemStage:
         _check_sent(missing)
         files, written = await self._write_raw(request_id, missing, trace)
         planned = await self._planner.plan_files(request_id, items, files, trace)
-        jobs = {item: features_job(item, file, planned[item]) for item, file in files.items()}
+        jobs = {
+            item: features_job(item, file, planned[item], self._head(file))
+            for item, file in files.items()
+        }
         nbytes |= {item: job.nbytes for item, job in jobs.items()}
         wanted = [jobs.get(item) or Join(item.key) for item in distinct]
         room = [ReserveItem(ObjectKind.FEATURES, nbytes[item]) for item in distinct]
@@ -299,6 +306,11 @@ class ItemStage:
             await self._store.release(request_id, written)
         keys = [item.key for item in distinct]
         return outcomes, await self._maker.settle(request_id, keys, outcomes, trace)
+
+    def _head(self, file: File) -> memoryview:
+        """Return the first bytes of a file, as many as decide its placement."""
+        handle, where = file
+        return self._store.block(handle)[where.start :][: min(where.nbytes, PLACEMENT_NBYTES)]
 
     async def _write_raw(
         self, request_id: str, items: Sequence[ReceivedItem], trace: Trace

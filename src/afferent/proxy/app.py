@@ -10,7 +10,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from afferent.engines.upstream import Upstream
 from afferent.errors import AfferentError, EngineUnavailable
+from afferent.proxy import item_lookup
 from afferent.proxy.health import gathered, readiness
+from afferent.proxy.item_lookup import ItemLookup
 from afferent.proxy.metrics import joined
 from afferent.proxy.responses import json_answer, new_id, path_of, refusal
 from afferent.proxy.sharing import Shared
@@ -21,7 +23,10 @@ from afferent.telemetry.registry import REGISTRY
 
 
 class UpstreamFrontend:
-    """All endpoints of the upstream, and three of its own: `/health`, `/ready`, `/metrics`."""
+    """All endpoints of the upstream, and four of its own.
+
+    `/health`, `/ready`, `/metrics`, and lookups of items.
+    """
 
     def __init__(
         self,
@@ -30,6 +35,7 @@ class UpstreamFrontend:
         store: AsyncDaemonStore,
         upstream: Upstream,
         board: Board | None,
+        lookup: ItemLookup,
         *,
         makes_features: bool,
     ) -> None:
@@ -39,11 +45,13 @@ class UpstreamFrontend:
             passage: Proxy of requests: a `Passage`.
             sockets: Proxy of WebSockets: a `SocketPassage`.
             board: Heartbeat table of the server's processes, if there is one.
+            lookup: Looks up items in the store.
             makes_features: Whether features are made for the model.
         """
         self._passage, self._sockets = passage, sockets
         self._store, self._upstream = store, upstream
         self._board, self._makes_features = board, makes_features
+        self._lookup = lookup
         self._own = {
             "/health": self._health,
             "/ready": Shared(self._ready).get,
@@ -56,8 +64,13 @@ class UpstreamFrontend:
         if scope["type"] != "http":
             return None
         request = Request(scope, receive)
-        own = self._own.get(path_of(request)) if request.method in ("GET", "HEAD") else None
-        answer = self._passage if own is None else await own()
+        path = path_of(request)
+        own = self._own.get(path) if request.method in ("GET", "HEAD") else None
+        answer: ASGIApp = self._passage
+        if own is not None:
+            answer = await own()
+        elif path == item_lookup.PATH and request.method == "POST":
+            answer = await self._lookup.answer(request)
         return await answer(scope, receive, send)
 
     async def _health(self) -> Response:

@@ -46,6 +46,7 @@ from afferent.proxy.http_server.connection import guard
 from afferent.proxy.http_server.origins import is_loopback, own_names
 from afferent.proxy.http_server.server import HttpServer
 from afferent.proxy.http_server.shared import ConnectionLimits
+from afferent.proxy.item_lookup import ItemLookup
 from afferent.proxy.launch import LEAVE_SIGNAL, FrontendSettings
 from afferent.proxy.prompts import PromptTokens
 from afferent.proxy.reference_stage import ReferenceStage
@@ -126,7 +127,18 @@ class Parts:
             tracing=self.tracing,
         )
 
-    def items(self, processor: Processor, *, accepted: Accepted = Accepted.DECODED) -> ItemStage:
+    def items(
+        self,
+        processor: Processor,
+        *,
+        accepted: Accepted = Accepted.DECODED,
+        tenant_secret: bytes,
+    ) -> ItemStage:
+        """Return the stage that prepares items.
+
+        Args:
+            tenant_secret: See `keys.tenant_tags`; without effect if there are no tenants.
+        """
         config = self.settings.config
         return ItemStage(
             self.store,
@@ -139,6 +151,7 @@ class Parts:
                 timeout_s=self.timeout_s,
                 has_tier=bool(config.tier),
                 accepted=accepted,
+                tenant_secret=tenant_secret if self.access.has_tenants else b"",
             ),
         )
 
@@ -237,10 +250,12 @@ def _in_front(upstream: Upstream, base: Parts) -> Made:
     config = base.settings.config
     accepted = Accepted.ALL if upstream.takes_any_file else Accepted.KNOWN
     has_embeddings = bool(config.tier) and config.shares[ObjectKind.EMBEDDINGS] > 0
-    secret = config.fleet_secret.encode() or upstream.salt_key
-    tenancy = Tenancy(has_tenants=base.access.has_tenants, secret=secret)
+    secret, has_tenants = config.fleet_secret.encode() or upstream.salt_key, base.access.has_tenants
+    tenancy = Tenancy(has_tenants=has_tenants, secret=secret)
+    items = base.items(processor, accepted=accepted, tenant_secret=secret)
     stage = ReferenceStage(
-        *(base.store, base.items(processor, accepted=accepted), upstream, tokens, tenancy),
+        *(base.store, items, upstream, tokens),
+        has_tenants=has_tenants,
         valid_s=min(settings.request_timeout_s, _REFERENCE_S),
         ahead=Ahead(base.store) if has_embeddings else None,
     )
@@ -251,7 +266,7 @@ def _in_front(upstream: Upstream, base: Parts) -> Made:
     app = UpstreamFrontend(
         passage,
         SocketPassage(upstream, base.access, scopes),
-        *(base.store, upstream, base.board),
+        *(base.store, upstream, base.board, ItemLookup(base.store, base.access)),
         makes_features=family is not None,
     )
     return Made(

@@ -32,7 +32,6 @@ from afferent.media.body.raw import RawMedia
 from afferent.media.families.registry import POSITION_FEATURES
 from afferent.proxy.media_locations import Document
 from afferent.proxy.prompts import PromptTokens
-from afferent.proxy.tenancy import Tenancy
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import Find
@@ -89,8 +88,8 @@ class ReferenceStage:
         items: ItemStage,
         upstream: Upstream,
         tokens: PromptTokens | None,
-        tenancy: Tenancy,
         *,
+        has_tenants: bool,
         valid_s: float,
         ahead: Ahead | None = None,
     ) -> None:
@@ -99,13 +98,13 @@ class ReferenceStage:
         Args:
             upstream: Knows for which files it would make the same features.
             tokens: Prompt tokens of the model; ``None`` if no features are made for it.
-            tenancy: Names items for the upstream's caches.
+            has_tenants: Whether the server has tenants.
             valid_s: Lifetime of a media handle.
             ahead: Embedding prefetcher: it fetches the items' embeddings from other machines before
                 the upstream needs them; ``None`` without a tier.
         """
         self._store, self._items, self._tokens = store, items, tokens
-        self._upstream, self._tenancy = upstream, tenancy
+        self._upstream, self._has_tenants = upstream, has_tenants
         self._valid_s, self._ahead = valid_s, ahead
         self._told: set[Modality] = set()
 
@@ -243,14 +242,12 @@ class ReferenceStage:
             raise InternalError("features of a model that none are made for")
         expires_s = time.time() + self._valid_s
         references: list[FeaturesReference] = []
-        parts, tenant = request.media, request.tenant
-        for part, item in zip(parts, ready, strict=True):
+        for part, item in zip(request.media, ready, strict=True):
             WAYS.labels(part.modality, "features").inc()
             tokens = self._tokens.of(part.modality)
             reference = FeaturesReference(
                 modality=part.modality,
                 key=item.key,
-                name_key=self._tenancy.name_of(tenant, item.key),
                 handle=item.handle,
                 marker=tokens.marker,
                 embed=tokens.embed,
@@ -274,8 +271,7 @@ class ReferenceStage:
     def _raw(self, request: ItemRequest, found: RequestItems, files: Sequence[File]) -> Referenced:
         expires_s = time.time() + self._valid_s
         references: list[RawReference] = []
-        parts, tenant = request.media, request.tenant
-        for part, item, (handle, where) in zip(parts, found.in_order, files, strict=True):
+        for part, item, (handle, where) in zip(request.media, found.in_order, files, strict=True):
             WAYS.labels(part.modality, "bytes").inc()
             references.append(
                 RawReference(
@@ -290,12 +286,11 @@ class ReferenceStage:
             )
         keys = [item.key for item in found.in_order]
         # The upstream processes these bytes itself; its caches keep the results apart from ours.
-        names = [self._tenancy.name_of(tenant, frame(_RAW_NAME_TAG, key)).hex() for key in keys]
+        names = [frame(_RAW_NAME_TAG, key).hex() for key in keys]
         return Referenced(references, keys, names)
 
     def _of(self, request: ItemRequest, index: int) -> Of:
-        has_tenants = self._tenancy.has_tenants
-        return Of(request.request_id, index, len(request.media), has_tenants)
+        return Of(request.request_id, index, len(request.media), self._has_tenants)
 
     def _tell(self, items: Sequence[ReceivedItem]) -> None:
         """Log once for each modality that the engine processes it, so there is no speedup."""

@@ -48,7 +48,6 @@ _APART: Final = (
     "a stored response can't be had where tenants are configured: send the conversation in input"
 )
 _TAG: Final = b"afferent/tenant/v2"
-_NAME_TAG: Final = b"afferent/item-name/v1"
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -72,7 +71,7 @@ class Tenancy:
         Args:
             has_tenants: Whether tenants are configured. Then requests with the key of no tenant are
                 kept apart as well.
-            secret: Key of salts and names: the same in all servers whose upstreams share caches,
+            secret: Key of salts: the same in all servers whose upstreams share caches,
                 and unknown to clients.
         """
         self.has_tenants, self._secret = has_tenants, secret
@@ -156,18 +155,6 @@ class Tenancy:
             own: The client's, which parts a tenant's requests further.
         """
         return self._digest(_TAG, tenant, own).hex()
-
-    def name_of(self, tenant: str, key: bytes) -> bytes:
-        """Return an item's name in the upstream's caches, 32 bytes.
-
-        It is the key where no tenants are configured. Otherwise it is a digest with the tenant, by
-        the secret: other caches may store results by names alone, and a tenant that could compute
-        another's names could find its results.
-
-        Args:
-            key: The item's content key.
-        """
-        return self._digest(_NAME_TAG, tenant, key) if self.has_tenants else key
 
     def _digest(self, tag: bytes, *parts: str | bytes) -> bytes:
         digest = hmac.new(self._secret, tag, hashlib.sha256)

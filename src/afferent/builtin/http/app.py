@@ -22,9 +22,11 @@ from afferent.builtin.http.status import Status
 from afferent.builtin.pipeline.conversations import History
 from afferent.builtin.pipeline.pipeline import Pipeline
 from afferent.errors import InvalidRequest
+from afferent.proxy import item_lookup
 from afferent.proxy.app_settings import AppSettings
 from afferent.proxy.auth import Access
 from afferent.proxy.dialects import NONE
+from afferent.proxy.item_lookup import ItemLookup
 from afferent.proxy.load import LoadReports
 from afferent.proxy.request_scope import RequestScopes
 from afferent.proxy.responses import IGNORED, json_answer, new_id, path_of, refusal
@@ -86,6 +88,7 @@ class Frontend:
                 for each in TOKENS
             ),
             *status.routes(),
+            Route(item_lookup.PATH, ItemLookup(pipeline.store, access).answer, methods=["POST"]),
             Route("/openapi.json", self._describe),
         ]
         self._document = document(

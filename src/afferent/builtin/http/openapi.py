@@ -13,6 +13,8 @@ from starlette.routing import Route
 from afferent import __version__
 from afferent.builtin.apis.api import Api
 from afferent.errors import InvalidRequest, Param, walk
+from afferent.proxy.item_lookup import PATH as LOOKUP_PATH
+from afferent.proxy.item_lookup import LookupRequest
 from afferent.proxy.statuses import status_of
 
 _REF = "#/components/schemas/{name}"
@@ -45,8 +47,8 @@ def document(
         model_name: Name for the examples.
         has_keys: Whether clients have to send a key.
     """
-    types = [api.request_type for api in apis.values()]
-    schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
+    types: list[Any] = [*(api.request_type for api in apis.values()), LookupRequest]
+    (*schemas, lookup_schema), components = msgspec.json.schema_components(types, ref_template=_REF)
     components |= {_error_name(api): _error_schema(api) for api in apis.values()}
     bodies, usual = dict(zip(apis, schemas, strict=True)), next(iter(apis))
     paths: dict[str, dict[str, Any]] = {}
@@ -61,6 +63,8 @@ def document(
             example = {"model": model_name, **apis[path].example}
             content = {"application/json": {"schema": bodies[path], "example": example}}
             operation["requestBody"] = {"required": True, "content": content}
+        elif route.path == LOOKUP_PATH:
+            operation["requestBody"] = {"required": True, "content": _json(lookup_schema)}
         if route.path in streamed:
             # Tools disagree on a schema of events: the whole text, or each event.
             operation["responses"]["200"]["content"]["text/event-stream"] = {}

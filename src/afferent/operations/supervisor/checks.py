@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import ipaddress
 import math
 import time
@@ -90,11 +90,13 @@ def check(loaded: Loaded, *, may_download: bool = False) -> Checked:
     config = loaded.config
     shortage.check_files()
     _check_page(config)
+    _check_item_events(config)
     FileRoots(config.file_roots).close()
     spans.check()
+    engine = registry.find(config.engine)
     if config.tier:
         open_tier(config.tier).close()
-    engine = registry.find(config.engine)
+        _check_fleet_secret(config, engine)
     settings: Settings = loaded.of(engine.settings_type)
     needs_weights = engine.needs_weights(settings)
     folder = model_folder(config, needs_weights=needs_weights, may_download=may_download)
@@ -198,6 +200,38 @@ def model_folder(
         f"MODEL {name}: must be a folder with a config.json on this machine, a model's name on a "
         f"hub (ORGANIZATION/NAME), or one of the built-in models: {models}"
     )
+
+
+def _check_fleet_secret(config: ServeConfig, engine: registry.AnyKind) -> None:
+    """Check that nodes whose engines keep tenants apart by their keys have the same keys.
+
+    Raises:
+        ConfigError: Each node would have its own.
+    """
+    if isinstance(engine, UpstreamKind) and config.tenants and not config.fleet_secret:
+        raise ConfigError(
+            "with tenants, the servers of a tier need one secret for the keys of their items: set "
+            "AFFERENT_FLEET_SECRET (--fleet-secret) to the same value at all of them"
+        )
+
+
+def _check_item_events(config: ServeConfig) -> None:
+    """Check the address of item events, and the package that publishes them.
+
+    Raises:
+        ConfigError: It needs a key, or the package is missing.
+    """
+    if not config.item_events:
+        return
+    host = config.item_events.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    is_local = config.item_events.startswith("ipc://") or _is_loopback(host)
+    if not is_local and not config.item_events_key:
+        raise ConfigError(
+            f"--item-events {config.item_events}: others can read the events there, so they need a "
+            "key (--item-events-key)"
+        )
+    if importlib.util.find_spec("zmq") is None:
+        raise ConfigError("--item-events needs pyzmq: pip install 'afferent-mm[events]'")
 
 
 def _check_page(config: ServeConfig) -> None:

@@ -22,6 +22,7 @@ from afferent.engines.contract import EnginePlan
 from afferent.errors import ConfigError
 from afferent.media.families.registry import AnyFamily
 from afferent.media.workers import launch as preprocess
+from afferent.operations.item_events import launch as item_events
 from afferent.operations.live_page import launch as live
 from afferent.proxy import launch as serve
 from afferent.runtime.listening import Port
@@ -93,7 +94,7 @@ class Plan:
             ConfigError: The engine uses the name of another process.
         """
         ours = [self._store(), *self._preprocess(), *self._tier()]
-        ours += [*self._frontends(), *self._page()]
+        ours += [*self._frontends(), *self._item_events(), *self._page()]
         engine = self._engine()
         parts = {part.name: part for part in (ours[0], *engine, *ours[1:])}
         every = [name for part in (*ours, *engine) for name in (part.name, *part.watches)]
@@ -191,6 +192,18 @@ class Plan:
             )
             for number in range(self.config.frontends)
         ]
+
+    def _item_events(self) -> list[Part]:
+        """Return the publisher of item events; empty without an address for them."""
+        config = self.config
+        if not config.item_events:
+            return []
+        settings = item_events.PublisherSettings(
+            store_address=self.inherited.address,
+            endpoint=config.item_events,
+            key=config.item_events_key,
+        )
+        return [Part(item_events.NAME, item_events.PUBLISHER, lambda: settings)]
 
     def _page(self) -> list[Part]:
         config = self.config

@@ -40,11 +40,14 @@ from afferent.store.protocol.requests import NO_REPLY, Request
 from afferent.store.protocol.results import (
     ClientInfo,
     Evicted,
+    ItemChanges,
+    ItemPage,
     ObjectInfo,
     Order,
     Outcome,
     Role,
     Statistics,
+    StoredItem,
     TenantInfo,
 )
 from afferent.telemetry.readings import Reading
@@ -403,6 +406,30 @@ class Verbs(ABC):
     ) -> Call[list[ObjectInfo]]:
         """List the largest objects."""
         return Call(requests.List(self._next_seq(), kind, limit))
+
+    @verb
+    def list_items(self, after: int = 0) -> Call[ItemPage]:
+        """List the media items: a page of them, and the position ``after`` of the next one.
+
+        The changes after the first page's ``seq`` complete the list (`watch_items`).
+        """
+        return Call(requests.ListItems(self._next_seq(), after))
+
+    @verb
+    def watch_items(self, after: int) -> Call[ItemChanges]:
+        """Wait for changes of media items after the change ``after``, without a limit.
+
+        A client has one such call at a time: the answer to a former one does not come any more.
+        """
+        return Call(requests.WatchItems(self._next_seq(), after), None)
+
+    @verb
+    def find_items(self, names: Sequence[bytes]) -> Call[list[StoredItem]]:
+        """Return the media items with these names that are in the store, of all tenants.
+
+        Nothing is pinned: an item may be evicted at once.
+        """
+        return Call(requests.FindItems(self._next_seq(), listed("names", names)))
 
     @verb
     def list_clients(self) -> Call[list[ClientInfo]]:

@@ -11,13 +11,13 @@ from afferent.errors import FormatError, VersionMismatch
 from afferent.runtime.versions import mismatch, version_behind
 from afferent.types import NonNegative, decode
 
-VERSION = 3
+VERSION = 4
 """Version of all messages between clients and the daemon, and of their payloads for workers.
 
 Its position in `Hello` and in `Welcome` never changes, so that processes of any two versions can
 name both.
 """
-SCHEMA = "3-06d51ad7dea674d7b8add6307475a68a"
+SCHEMA = "4-3aeb42246693e0481e317e447acf3654"
 """The version, and the digest of its messages (`tests.wire_schema`)."""
 
 

@@ -6,12 +6,29 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from afferent.types import Handle, KeyBytes, Nbytes, ObjectKind
+from afferent.types import Handle, KeyBytes, Modality, Nbytes, ObjectKind
 
 MAX_ITEMS = 4096
 
 Payload = Annotated[bytes, Meta(max_length=4096)]
 Sources = Annotated[list[Handle], Meta(max_length=64)]
+
+
+ItemName = Annotated[bytes, Meta(max_length=64)]
+
+
+class ItemLabel(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Description of the media item behind an object, for programs that follow the store's items.
+
+    Attributes:
+        modality: Modality of the item, if it is known.
+        placement: `keys.placement_digest` of its encoded bytes; empty if they are unknown.
+        name: Name of the item outside of the store; empty: the object's key.
+    """
+
+    modality: Modality | None = None
+    placement: Annotated[bytes, Meta(max_length=32)] = b""
+    name: ItemName = b""
 
 
 class Find(Struct, frozen=True, array_like=True, tag="find", forbid_unknown_fields=True):
@@ -35,6 +52,7 @@ class Claim(Struct, frozen=True, array_like=True, tag="claim", forbid_unknown_fi
     key: KeyBytes
     kind: ObjectKind
     nbytes: Nbytes
+    label: ItemLabel | None = None
 
 
 class Queue(Struct, frozen=True, array_like=True, tag="queue", forbid_unknown_fields=True):
@@ -50,6 +68,7 @@ class Queue(Struct, frozen=True, array_like=True, tag="queue", forbid_unknown_fi
     inputs: Sources
     payload: Payload
     cost_us: Annotated[int, Meta(ge=1, le=2**40)] = 1000
+    label: ItemLabel | None = None
 
 
 class Fetch(Struct, frozen=True, array_like=True, tag="fetch", forbid_unknown_fields=True):
@@ -62,6 +81,7 @@ class Fetch(Struct, frozen=True, array_like=True, tag="fetch", forbid_unknown_fi
     kind: ObjectKind
     nbytes: Nbytes
     cost_us: Annotated[int, Meta(ge=1, le=2**40)] = 1000
+    label: ItemLabel | None = None
 
 
 Wanted = Find | Join | Claim | Queue | Fetch

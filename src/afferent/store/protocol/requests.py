@@ -15,15 +15,18 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 from msgspec import Meta, Struct
 
 from afferent.admission.shares import Share
-from afferent.store.protocol.items import MAX_ITEMS, SealItem, Wanted
+from afferent.store.protocol.items import MAX_ITEMS, ItemName, SealItem, Wanted
 from afferent.store.protocol.results import (
     ClientInfo,
     Evicted,
+    ItemChanges,
+    ItemPage,
     ObjectInfo,
     Order,
     Outcome,
     Role,
     Statistics,
+    StoredItem,
     TenantInfo,
 )
 from afferent.telemetry.readings import MAX_METRICS, Reading
@@ -230,6 +233,29 @@ class List(Request[list[ObjectInfo]], tag="list"):
     limit: Annotated[int, Meta(ge=1, le=MAX_ITEMS)]
 
 
+class ListItems(Request[ItemPage], tag="list_items"):
+    """List the media items that were stored after the change with this number: a page of them."""
+
+    after: NonNegative
+
+
+class WatchItems(Request[ItemChanges], tag="watch_items"):
+    """Wait for changes of media items after the change with this number.
+
+    Each client has one such call at a time; a new one replaces it.
+    """
+
+    waits: ClassVar[bool] = True
+
+    after: NonNegative
+
+
+class FindItems(Request[list[StoredItem]], tag="find_items"):
+    """Return the media items with these names that are in the store. Nothing is pinned."""
+
+    names: Annotated[list[ItemName], Meta(max_length=MAX_ITEMS)]
+
+
 class Clients(Request[list[ClientInfo]], tag="clients"):
     """List the connected clients, and lost clients that still hold pins."""
 
@@ -297,6 +323,9 @@ VERBS: tuple[type[Request[Any]], ...] = (
     Delete,
     Evict,
     List,
+    ListItems,
+    WatchItems,
+    FindItems,
     Clients,
     Tenants,
     Take,

@@ -7,8 +7,8 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from afferent.admission.permits import PermitStatistics
-from afferent.store.protocol.items import Payload
-from afferent.types import Failure, Handle, KeyBytes, NonNegative, ObjectKind, Span
+from afferent.store.protocol.items import ItemName, Payload
+from afferent.types import Failure, Handle, KeyBytes, Modality, NonNegative, ObjectKind, Span
 
 
 class Hit(Struct, tag="hit", frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -110,6 +110,62 @@ class Keeping(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     made_us: NonNegative
     num_dropped: NonNegative
     tenant: str = ""
+
+
+class StoredItem(Struct, frozen=True, array_like=True, tag="stored", forbid_unknown_fields=True):
+    """Media item in the store, with the bytes of its features or embeddings.
+
+    Attributes:
+        name: Name of the item: its key, or the name in its `ItemLabel`.
+        nbytes: Size of the object.
+        placement: `keys.placement_digest` of its encoded bytes; empty if they are unknown.
+        tenant: Tenant of its first request; empty for the default tenant.
+    """
+
+    name: ItemName
+    kind: ObjectKind
+    nbytes: NonNegative
+    modality: Modality | None
+    placement: bytes
+    tenant: str
+
+
+class RemovedItem(Struct, frozen=True, array_like=True, tag="removed", forbid_unknown_fields=True):
+    """Item that is not in the store any more."""
+
+    name: ItemName
+    kind: ObjectKind
+
+
+ItemChange = StoredItem | RemovedItem
+
+
+class ItemChanges(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Changes of items, in order.
+
+    Attributes:
+        seq: Number of the last change.
+        is_complete: Whether no change before them was lost. Otherwise there are none here, and the
+            reader lists all items.
+    """
+
+    seq: NonNegative
+    changes: list[ItemChange]
+    is_complete: bool = True
+
+
+class ItemPage(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Part of all items.
+
+    Attributes:
+        seq: Number of the latest change by now. The changes after that of the first page complete
+            the list.
+        after: Position of the next page; 0 for the last page.
+    """
+
+    seq: NonNegative
+    items: list[StoredItem]
+    after: NonNegative
 
 
 class Evicted(Struct, array_like=True, forbid_unknown_fields=True):

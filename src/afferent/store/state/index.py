@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from afferent.errors import StaleHandle, StoreRestarted
+from afferent.store.state.catalogue import Catalogue
 from afferent.store.state.object import NewObject, ObjectState, StoredObject
 from afferent.types import ContentKey, Handle, Lease
 
@@ -22,6 +23,7 @@ class ObjectIndex:
         self._next_generation = 1
         self._by_generation: dict[int, StoredObject] = {}
         self._by_key: dict[ContentKey, StoredObject] = {}
+        self.catalogue = Catalogue()
 
     def __len__(self) -> int:
         return len(self._by_generation)
@@ -85,7 +87,8 @@ class ObjectIndex:
         for new, offset, nbytes in zip(news, offsets, sizes, strict=True):
             key = new.key
             handle = Handle(segment, offset, new.nbytes, generation)
-            item = StoredObject(handle, nbytes, new.kind, ObjectState.CREATED, key, writer)
+            state, label = ObjectState.CREATED, new.label
+            item = StoredObject(handle, nbytes, new.kind, state, key, writer, label=label)
             self._by_generation[generation] = item
             if key is not None:
                 self._by_key[key] = item
@@ -99,6 +102,7 @@ class ObjectIndex:
         self._by_generation[item.handle.generation] = item
         if item.key is not None:
             self._by_key[item.key] = item
+            self.catalogue.store(item)
 
     def _forget(self, item: StoredObject) -> None:
         del self._by_generation[item.handle.generation]
@@ -108,3 +112,4 @@ class ObjectIndex:
         """Remove the object's key from the index."""
         if item.key is not None and self._by_key.get(item.key) is item:
             del self._by_key[item.key]
+            self.catalogue.remove(item)

@@ -24,13 +24,16 @@ from afferent.store.protocol.requests import NO_REPLY, Request
 from afferent.store.protocol.results import (
     ClientInfo,
     Evicted,
+    ItemPage,
     ObjectInfo,
     Outcome,
     Statistics,
+    StoredItem,
     TenantInfo,
 )
 from afferent.store.state.allocator import round_up
 from afferent.store.state.budget import Amounts, QueuedReservation
+from afferent.store.state.catalogue import inherited_label
 from afferent.store.state.handlers import HANDLERS, LATER, Later, check_all, handles
 from afferent.store.state.holders import Client, Holders
 from afferent.store.state.object import NewObject, ObjectState
@@ -62,7 +65,7 @@ class StoreState:
     """One epoch of a store. Clients are numbers from 1; each call is a `Request`.
 
     Invariants:
-        - Only connected clients have pending calls and receive replies.
+        - Only connected clients have pending calls, watch items and receive replies.
         - Each writer and pin belongs to a known client or to the store itself.
     """
 
@@ -97,6 +100,7 @@ class StoreState:
         self._report = Report(self.objects, self.flights, self.semaphores, self._clients)
         # `Create`s with a reservation that wait for a long enough extent.
         self._pending: deque[_Pending] = deque()
+        self._watchers: dict[ClientId, requests.WatchItems] = {}
         self._outbox: Replies = []
 
     # Events
@@ -157,6 +161,7 @@ class StoreState:
         for lease in self.objects.budget.leases_of(client):
             self.objects.budget.drop(lease)
         self._shares.pop(client, None)
+        self._watchers.pop(client, None)
 
     def holds_anything(self, client: ClientId) -> bool:
         """Whether a client may still read or write a block."""
@@ -224,8 +229,10 @@ class StoreState:
                 if lease not in self.objects.resolve(source).pins:
                     raise StaleHandle("what this was computed from is not pinned any more")
         for item, target in zip(items, found, strict=True):
+            sources = [self.objects.resolve(source) for source in item.sources]
+            if target.label is None and sources:
+                target.label = inherited_label(sources[0])
             self.objects.seal(lease, target, used_nbytes=item.used_nbytes)
-            sources = map(self.objects.resolve, item.sources)
             self.flights.sealed(target, lease=lease, sources=sources, made_us=item.made_us)
         return [target.handle for target in found]
 
@@ -347,6 +354,19 @@ class StoreState:
     def _list(self, _: ClientId, request: requests.List) -> list[ObjectInfo]:
         return self._report.objects(request.kind, limit=request.limit)
 
+    @handles(requests.ListItems)
+    def _list_items(self, _: ClientId, request: requests.ListItems) -> ItemPage:
+        return self.objects.catalogue.page(request.after)
+
+    @handles(requests.WatchItems)
+    def _watch_items(self, client: ClientId, request: requests.WatchItems) -> Later:
+        self._watchers[client] = request
+        return LATER  # `_settle` answers, at once if there are changes
+
+    @handles(requests.FindItems)
+    def _find_items(self, _: ClientId, request: requests.FindItems) -> list[StoredItem]:
+        return self.objects.catalogue.find(request.names)
+
     @handles(requests.Clients)
     def _list_clients(self, _: ClientId, __: requests.Clients) -> list[ClientInfo]:
         return self._report.clients()
@@ -422,8 +442,18 @@ class StoreState:
             self.flights.hand_on(self.objects.take_orphaned(), now_s=self._now_s)
         for answer in self.flights.take_answers():
             self._reply(*answer)
+        if self._watchers:
+            self._report_changes()
         outbox, self._outbox = self._outbox, []
         return outbox
+
+    def _report_changes(self) -> None:
+        """Answer the clients that wait for other changes of items than the latest."""
+        catalogue = self.objects.catalogue
+        for client, call in list(self._watchers.items()):
+            if call.after != catalogue.seq:
+                del self._watchers[client]
+                self._reply(client, call.seq, catalogue.changes_after(call.after))
 
     def _drop_pending(self, is_dropped: Callable[[_Pending], bool]) -> list[_Pending]:
         """Remove waiting `Create`s and return them."""

@@ -6,6 +6,7 @@ from enum import Enum
 
 from msgspec import Struct
 
+from afferent.store.protocol.items import ItemLabel
 from afferent.types import ContentKey, Handle, Lease, ObjectKind
 
 
@@ -35,6 +36,7 @@ class StoredObject(Struct, eq=False):
     writer: Lease | None = None
     pins: dict[Lease, int] = {}
     tenant: str = ""
+    label: ItemLabel | None = None
 
     @property
     def held(self) -> bool:
@@ -47,3 +49,4 @@ class NewObject(Struct, frozen=True):
     kind: ObjectKind
     nbytes: int
     key: ContentKey | None = None
+    label: ItemLabel | None = None

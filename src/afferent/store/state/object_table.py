@@ -166,6 +166,7 @@ class ObjectTable(ObjectIndex):
         item.state = ObjectState.SEALED
         item.writer = None
         item.pins[lease] = 1
+        self.catalogue.store(item)
         return item
 
     def check_seal(self, lease: Lease, item: StoredObject, *, used_nbytes: int) -> None:
@@ -317,7 +318,8 @@ class ObjectTable(ObjectIndex):
 
     def validate(self) -> None:
         """Check every invariant; for tests."""
-        check(self._by_generation.values(), self._by_key, self._leases, self.regions, self.budget)
+        objects, by_key = self._by_generation.values(), self._by_key
+        check(objects, by_key, self._leases, self.regions, self.budget, self.catalogue)
 
     # Inner steps
 

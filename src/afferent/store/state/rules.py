@@ -8,6 +8,7 @@ from itertools import pairwise
 from afferent.errors import StoreError
 from afferent.store.state.allocator import round_up
 from afferent.store.state.budget import Budget
+from afferent.store.state.catalogue import LISTED_KINDS, Catalogue
 from afferent.store.state.leases import LeaseIndex
 from afferent.store.state.object import ObjectState, StoredObject
 from afferent.store.state.region import Region
@@ -20,6 +21,7 @@ def check(
     leases: LeaseIndex,
     regions: Mapping[ObjectKind, Region],
     budget: Budget,
+    catalogue: Catalogue,
 ) -> None:
     """Check every invariant.
 
@@ -50,6 +52,10 @@ def check(
     found.pop(None, None)
     if found != by_key:
         raise StoreError("a key leads to the wrong object")
+    sealed = [item for item in found.values() if item.state is ObjectState.SEALED]
+    listed = [item for item in sealed if item.kind in LISTED_KINDS]
+    if len(listed) != len(catalogue) or not all(item in catalogue for item in listed):
+        raise StoreError("the catalogue does not have exactly the items that are stored")
 
 
 def _check_region(items: list[StoredObject], region: Region) -> None:

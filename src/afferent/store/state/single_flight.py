@@ -353,7 +353,7 @@ class SingleFlight:
 
     def _claim_all(self, lease: Lease, items: Sequence[Claim]) -> dict[bytes, Outcome]:
         """Let a request make these objects itself, as far as there is space."""
-        news = {item.key: NewObject(item.kind, item.nbytes, ContentKey(item.key)) for item in items}
+        news = {item.key: _new(item) for item in items}
         self.num_misses += len(news)
         try:
             created = self.objects.create_all(lease, list(news.values()))
@@ -471,4 +471,4 @@ class SingleFlight:
 
 
 def _new(item: Claim | Queue | Fetch) -> NewObject:
-    return NewObject(item.kind, item.nbytes, ContentKey(item.key))
+    return NewObject(item.kind, item.nbytes, ContentKey(item.key), item.label)

@@ -1,0 +1,1 @@
+"""Item events: which media items a server has, for routers and other programs."""
