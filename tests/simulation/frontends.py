@@ -163,11 +163,14 @@ class Frontend:
             if not end.done():
                 end.set_result(is_answered)
 
+        if self._world.machine.rng.random() < 0.8:
+            self._store.release_early(request, handles)
         asked = vllm.ask(self._world, request, [key_of(key) for key in keys], handles)
         asked.on_end = lambda is_answered: self._tell(on_end, is_answered)
         try:
             async with asyncio.timeout(self._plan.timeout_s + 10.0):
                 await end
+            await self._timed("check", 10.0, self._store.check_pins(request, handles))
         except TimeoutError:
             raise DeadlineExceeded("vLLM does not answer") from None
         finally:

@@ -27,6 +27,8 @@ _STEP_S = 2e-3
 _NUM_PER_STEP = 2
 _NUM_IN_FLIGHT = 2
 """Steps that are scheduled before the first one's results are there."""
+_PREEMPTED = 0.1
+"""Part of the requests that are computed once more: they may have lost their features by then."""
 _STILL_S = 0.05
 """Longest time for which scheduling may stop a step of other requests."""
 
@@ -39,6 +41,7 @@ class Asked:
     handles: dict[bytes, Handle]
     on_end: Callable[[bool], None]
     left: list[bytes] = field(init=False)
+    is_reported: bool = False
 
     def __post_init__(self) -> None:
         self.left = list(self.handles)
@@ -138,6 +141,7 @@ class VllmCore(_Half):
         for asked in list(self._vllm.waiting):
             asked.left = [key for key in asked.left if not self._is_cached(key)]
             if not asked.left:  # all of it is in the prefix cache
+                self._report(asked)
                 self._vllm.withdraw(asked)
                 asked.on_end(True)
             elif len(chosen) < _NUM_PER_STEP and self._secure(asked):
@@ -145,6 +149,8 @@ class VllmCore(_Half):
                 for key in keys:
                     self._pins.use(key)
                 chosen.append((asked, keys))
+                if set(keys) >= set(asked.left):
+                    self._report(asked)
         pinned = self._pins.end_step()
         for request in self._pins.take_lost():
             for asked in [each for each in self._vllm.waiting if each.request == request]:
@@ -162,6 +168,12 @@ class VllmCore(_Half):
             in_flight.append((work, pinned))
             self._vllm.steps.append(work)
 
+    def _report(self, asked: Asked) -> None:
+        """Report a request whose items are all scheduled, as vLLM lets the connector see it."""
+        if not asked.is_reported:
+            asked.is_reported = True
+            self._pins.report_encoded(asked.handles)
+
     def _is_cached(self, key: bytes) -> bool:
         """Whether the prefix cache has an item; it evicts most of them."""
         return key in self._vllm.named and self._world.machine.rng.random() < 0.01
@@ -177,6 +189,8 @@ class VllmCore(_Half):
     def _finish(self, work: _Work) -> None:
         for asked, keys in work.asked:
             asked.left = [key for key in asked.left if key not in keys]
+            if not asked.left and self._world.machine.rng.random() < _PREEMPTED:
+                asked.left = list(asked.handles)
             if asked.left:
                 self._vllm.waiting.append(asked)
             else:

@@ -22,6 +22,12 @@ from afferent.types import Modality
 
 MEDIA_KEYS: Final = MediaKeys(urls=("url", "image_url", "video_url", "audio_url"), base64=("data",))
 """Keys of strings that may be long; their locations are checked later."""
+ONE_PROMPT: Final = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages"})
+"""Paths whose requests have one prompt."""
+_REPEATING_KEYS: Final = ("n", "best_of", "use_beam_search")
+"""Options by which the upstream processes a prompt several times."""
+_ONCE: Final = (b"1", b"null", b"false")
+"""Values of these options that do not have this effect."""
 OPTION_KEYS: Final = ("mm_processor_kwargs", "media_io_kwargs")
 """Options for the processing of all items of a request."""
 
@@ -228,6 +234,8 @@ class Document:
     places: list[Place]
     options: Mapping[str, bytes] = field(default_factory=dict)
     """Options in the body with a value, for the keys in `OPTION_KEYS`."""
+    is_read_once: bool = False
+    """Whether the upstream processes one prompt, once."""
 
     def write(
         self,
@@ -291,7 +299,9 @@ def find(body: bytes, path: str) -> Document:
         finder = _Finder()
         root = finder.open(body, location)
         options: dict[str, bytes] = {}
+        is_read_once = path in ONE_PROMPT
         if finder.places and isinstance(root, dict):
+            is_read_once &= all(root.get(key, b"1") in _ONCE for key in _REPEATING_KEYS)
             options = {
                 key: value
                 for key in OPTION_KEYS
@@ -299,7 +309,8 @@ def find(body: bytes, path: str) -> Document:
             }
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest("the body is not valid JSON") from error
-    return Document(body, root if finder.places else body, finder.places, options)
+    found = root if finder.places else body
+    return Document(body, found, finder.places, options, is_read_once=is_read_once)
 
 
 class _Finder:

@@ -26,7 +26,7 @@ from afferent.errors import (
 )
 from afferent.items.item import File, ReceivedItem, RequestItems
 from afferent.items.request import ItemRequest, MediaPart
-from afferent.items.stage import ItemStage, ReadyItem
+from afferent.items.stage import ItemStage
 from afferent.keys import frame
 from afferent.media.body.raw import RawMedia
 from afferent.media.families.registry import POSITION_FEATURES
@@ -70,7 +70,7 @@ class Referenced:
         references: One for each location.
         keys: Keys of the features, in order.
         names: Item names for the engine's caches; only if the engine processes the items itself.
-        pinned: Objects that must exist until the answer has ended, by key.
+        pinned: Objects that are pinned until the engine has encoded them, or longer, by key.
     """
 
     references: Sequence[Reference] = ()
@@ -143,8 +143,7 @@ class ReferenceStage:
             found = await self._items.read(request, trace)
             with found.awaited():
                 if all(map(self._makes, found.distinct)):
-                    ready = await self._items.prepare(request_id, found, trace)
-                    return await self._features(request, ready, trace)
+                    return await self._features(request, found, document, trace)
             if any(item.raw is None for item in found.distinct):
                 # Their features exist, but the engine takes features of all images, or of none.
                 found = await self._items.read_bytes(_without(request, found), trace)
@@ -153,8 +152,7 @@ class ReferenceStage:
         # A pixel limit is supported for images only; the engine interprets it for others.
         if max_pixels == 0 and all(map(self._makes, found.distinct)):
             found = await self._items.plan(request_id, found, trace)
-            ready = await self._items.prepare(request_id, found, trace)
-            return await self._features(request, ready, trace)
+            return await self._features(request, found, document, trace)
         self._tell(found.distinct)
         files = await self._items.keep_bytes(request_id, found, trace)
         await self._items.enter_forwarded(request_id, found, trace)
@@ -170,10 +168,8 @@ class ReferenceStage:
             return
         try:
             if referenced.pinned:
-                wanted = [Find(key) for key in referenced.pinned]
-                outcomes = await self._store.acquire(request_id, wanted)
-                handles = [existing(outcome) for outcome in outcomes]
-                if handles != list(referenced.pinned.values()):
+                handles = list(referenced.pinned.values())
+                if not await self._store.check_pins(request_id, handles):
                     raise StoreRestarted(_AGAIN)
             else:
                 await self._store.stat()  # an answer proves that the store was never gone
@@ -185,21 +181,31 @@ class ReferenceStage:
         """Explain an engine's failure, if its cause is known here.
 
         Raises:
-            StoreRestarted: An object was lost.
+            StoreRestarted: An object was lost, perhaps after it was encoded once: a preempted
+                request is encoded again.
             MediaNotEncodable: An item is in quarantine.
         """
         await self.check(request_id, referenced)
-        wanted = [Find(quarantine.record_key(key)) for key in referenced.pinned]
-        if not wanted:
+        item_keys = list(referenced.pinned)
+        if not item_keys:
             return
+        records = [quarantine.record_key(key) for key in item_keys]
         try:
-            outcomes = await self._store.acquire(request_id, wanted)
-            handles = [handle for each in outcomes if (handle := existing(each)) is not None]
-            is_bad = any(quarantine.is_active(self._store.block(handle)) for handle in handles)
+            outcomes = await self._store.acquire(
+                request_id, [Find(key) for key in (*item_keys, *records)]
+            )
+            handles = [existing(each) for each in outcomes]
+            found = handles[len(item_keys) :]
+            is_bad = any(
+                handle is not None and quarantine.is_active(self._store.block(handle))
+                for handle in found
+            )
         except (StoreUnavailable, StoreRestarted) as error:
             raise StoreRestarted(_AGAIN) from error
         if is_bad:
             raise MediaNotEncodable("the model's encoder fails for an item of this request")
+        if None in handles[: len(item_keys)]:
+            raise StoreRestarted(_AGAIN)
 
     def check_here(self, referenced: Referenced) -> None:
         """Do the part of `check` that needs no call to the store.
@@ -236,10 +242,11 @@ class ReferenceStage:
         return options.max_pixels if self._items.follows(options.max_pixels) else None
 
     async def _features(
-        self, request: ItemRequest, ready: Sequence[ReadyItem], trace: Trace
+        self, request: ItemRequest, found: RequestItems, document: Document, trace: Trace
     ) -> Referenced:
         if self._tokens is None:
             raise InternalError("features of a model that none are made for")
+        ready = await self._items.prepare(request.request_id, found, trace)
         expires_s = time.time() + self._valid_s
         references: list[FeaturesReference] = []
         for part, item in zip(request.media, ready, strict=True):
@@ -266,7 +273,10 @@ class ReferenceStage:
             if spans := await self._ahead.fetch_announced(rows):
                 trace.add(spans)
                 trace.stage(start_ns, "wait_for_embeddings")
-        return Referenced(references, keys, None, {item.key: item.handle for item in ready})
+        pinned = {item.key: item.handle for item in ready}
+        if document.is_read_once:
+            self._store.release_early(request.request_id, list(pinned.values()))
+        return Referenced(references, keys, None, pinned)
 
     def _raw(self, request: ItemRequest, found: RequestItems, files: Sequence[File]) -> Referenced:
         expires_s = time.time() + self._valid_s

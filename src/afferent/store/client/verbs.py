@@ -272,6 +272,28 @@ class Verbs(ABC):
         self._pin_views(request, None)
         self._tell(requests.Release(NO_REPLY, request, None))
 
+    def release_early(self, request: str, handles: Sequence[Handle]) -> None:
+        """Allow that the request's pins end when an engine has encoded the objects; never fails.
+
+        See `report_encoded`. Without such a report, they end with the request.
+        """
+        self._tell(requests.ReleaseEarly(NO_REPLY, request, list(handles)))
+
+    def report_encoded(self, keys: Sequence[bytes]) -> None:
+        """Report items that an engine has encoded for one of its requests; never fails.
+
+        For each item, one pin ends: the oldest of those that may (`release_early`).
+        """
+        self._tell(requests.ReportEncoded(NO_REPLY, list(keys)))
+
+    @verb
+    def check_pins(self, request: str, handles: Sequence[Handle]) -> Call[bool]:
+        """Return whether the request has pinned these objects, and keys still lead to them.
+
+        A pin that ended early counts.
+        """
+        return Call(requests.CheckPins(self._next_seq(), request, listed("handles", handles)))
+
     @verb
     def delete(self, keys: Sequence[bytes]) -> Call[list[bool]]:
         """Delete sealed objects by key; return for each whether it existed."""

@@ -17,7 +17,7 @@ VERSION = 4
 Its position in `Hello` and in `Welcome` never changes, so that processes of any two versions can
 name both.
 """
-SCHEMA = "4-3aeb42246693e0481e317e447acf3654"
+SCHEMA = "4-b758526db95b3c69b5fbeb4ee020063e"
 """The version, and the digest of its messages (`tests.wire_schema`)."""
 
 

@@ -144,6 +144,32 @@ class Release(Request[None], tag="release"):
     handles: _Handles | None
 
 
+class ReleaseEarly(Request[None], tag="release_early"):
+    """Allow that the request's pins of sealed objects end when an engine has encoded them."""
+
+    request: RequestId
+    handles: _Handles
+
+
+class ReportEncoded(Request[None], tag="report_encoded"):
+    """Report that an engine has encoded items, once for each of its requests.
+
+    For each key, the oldest pin that may end early (`ReleaseEarly`) ends.
+    """
+
+    keys: _Keys
+
+
+class CheckPins(Request[bool], tag="check_pins"):
+    """Whether these objects are what the request has pinned: keys still lead to them.
+
+    A pin that ended early counts: an engine had encoded the object before that.
+    """
+
+    request: RequestId
+    handles: _Handles
+
+
 class Reserve(Request[None], tag="reserve"):
     """Reserve space for objects that the request will create or acquire, all or nothing.
 
@@ -315,6 +341,9 @@ VERBS: tuple[type[Request[Any]], ...] = (
     Abort,
     Get,
     Release,
+    ReleaseEarly,
+    ReportEncoded,
+    CheckPins,
     Reserve,
     Unreserve,
     AcquirePermit,

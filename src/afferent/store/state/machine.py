@@ -34,6 +34,7 @@ from afferent.store.protocol.results import (
 from afferent.store.state.allocator import round_up
 from afferent.store.state.budget import Amounts, QueuedReservation
 from afferent.store.state.catalogue import inherited_label
+from afferent.store.state.early_releases import EarlyReleases
 from afferent.store.state.handlers import HANDLERS, LATER, Later, check_all, handles
 from afferent.store.state.holders import Client, Holders
 from afferent.store.state.object import NewObject, ObjectState
@@ -95,6 +96,7 @@ class StoreState:
         self._clients: dict[ClientId, Client] = {}
         self.holders = Holders(self.objects, self._clients, lambda: self._now_s)
         self.flights = SingleFlight(self.objects, self._share_of, self.holders.failure_of)
+        self.early = EarlyReleases()
         self.semaphores = Semaphores()
         self.metrics = Aggregation()
         self._report = Report(self.objects, self.flights, self.semaphores, self._clients)
@@ -162,6 +164,7 @@ class StoreState:
             self.objects.budget.drop(lease)
         self._shares.pop(client, None)
         self._watchers.pop(client, None)
+        self.early.forget_client(client)
 
     def holds_anything(self, client: ClientId) -> bool:
         """Whether a client may still read or write a block."""
@@ -272,6 +275,29 @@ class StoreState:
             raise NotPermitted("the request does not hold the object, or not so often")
         for item in found:
             self.objects.unpin(lease, item)
+            if lease not in item.pins:
+                self.early.disallow(lease, item.handle.generation)
+
+    @handles(requests.ReleaseEarly)
+    def _release_early(self, client: ClientId, request: requests.ReleaseEarly) -> None:
+        lease = (client, request.request)
+        for item in self.objects.resolve_sealed(request.handles):
+            if lease in item.pins:
+                self.early.allow(lease, item.handle.generation)
+
+    @handles(requests.ReportEncoded)
+    def _report_encoded(self, _: ClientId, request: requests.ReportEncoded) -> None:
+        for key in request.keys:
+            item = self.objects.find(ContentKey(key))
+            if item is None or (lease := self.early.end_one(item.handle.generation)) is None:
+                continue
+            for _number in range(item.pins.get(lease, 0)):
+                self.objects.unpin(lease, item)
+
+    @handles(requests.CheckPins)
+    def _check_pins(self, client: ClientId, request: requests.CheckPins) -> bool:
+        lease = (client, request.request)
+        return all(self._is_pinned(lease, handle) for handle in request.handles)
 
     @handles(requests.Reserve)
     def _reserve(self, client: ClientId, request: requests.Reserve) -> Later | None:
@@ -401,8 +427,20 @@ class StoreState:
 
     # Inner steps
 
+    def _is_pinned(self, lease: Lease, handle: Handle) -> bool:
+        if handle.segment != self.objects.segment:
+            return False
+        if self.early.has_ended(lease, handle.generation):
+            return True
+        try:
+            (item,) = self.objects.resolve_sealed([handle])
+        except StaleHandle:
+            return False
+        return lease in item.pins
+
     def _release_all(self, lease: Lease) -> None:
         """Release a request; its unanswered calls fail."""
+        self.early.forget(lease)
         for client, seq in self.objects.budget.drop(lease):
             self._fail(client, seq, RELEASED)
         for client, create in self._drop_pending(

@@ -64,12 +64,14 @@ class _Items:
         encoded: Items whose encoder outputs vLLM holds for this request.
         num_computed: Tokens that were computed at the last look: fewer after a preemption, which
             drops the outputs.
+        is_reported: Whether the store knows that the request needs its features no more.
     """
 
     items: list[_Item | None] = field(default_factory=list)
     end: int = 0
     encoded: set[int] = field(default_factory=set)
     num_computed: int = 0
+    is_reported: bool = False
 
     def read(self, features: Any) -> None:
         """Read those that have come since the last call: a session gets more of them."""
@@ -101,6 +103,7 @@ class AfferentConnector(ECConnectorBase):
             known.encoded.clear()
         known.num_computed = num_computed_tokens
         if known.end <= num_computed_tokens:
+            self._report(known)
             return True
         end = num_computed_tokens + self._window
         keys = [
@@ -114,6 +117,13 @@ class AfferentConnector(ECConnectorBase):
         is_ready = self._pins.secure(request.request_id, keys)
         self._is_deferring |= not is_ready
         return is_ready
+
+    def _report(self, known: _Items) -> None:
+        """Report, once, that a request needs its features no more, unless it is preempted."""
+        if not known.is_reported and known.items:
+            known.is_reported = True
+            keys = dict.fromkeys(item.key for item in known.items if item is not None)
+            self._pins.report_encoded(keys)
 
     def take_unavailable_requests(self) -> set[str]:
         return self._pins.take_lost()

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -75,6 +75,7 @@ class StepPins:
         self._asked, self._answered = threading.Event(), threading.Event()
         self._wanted: list[bytes] = []
         self._pending: set[bytes] = set()
+        self._encoded: list[bytes] = []
         self._found: dict[bytes, _Pin] = {}
         self._absent: dict[bytes, float] = {}
         """By key, the time of the question."""
@@ -152,6 +153,12 @@ class StepPins:
         """Forget a request that has ended."""
         self._deferred_s.pop(request_id, None)
 
+    def report_encoded(self, keys: Iterable[bytes]) -> None:
+        """Tell the store that a request has been computed up to the end of these items."""
+        with self._lock:
+            self._encoded += keys
+        self._asked.set()
+
     def close(self) -> None:
         """End the thread, and the connection."""
         self._is_closed = True
@@ -212,6 +219,9 @@ class StepPins:
             self._tidy(is_open=store.is_open)
             with self._lock:
                 wanted, self._wanted = self._wanted, []
+                encoded, self._encoded = self._encoded, []
+            if encoded:
+                store.report_encoded(encoded)
             if wanted:
                 try:
                     self._ask(store, wanted)
