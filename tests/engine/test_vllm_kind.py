@@ -10,12 +10,17 @@ import pytest
 
 from afferent.engines import place, registry
 from afferent.engines.contract import EngineSite, UpstreamKind
-from afferent.engines.http_upstream.client import HttpClient, _no_stats, _Server, _takes_all
+from afferent.engines.http_upstream.client import HttpClient, ServerTraits, _Server
 from afferent.engines.upstream import UpstreamRequest
 from afferent.engines.vllm.kind import VllmUpstream
+from afferent.engines.vllm.media import ItemHashes, TakenMedia
 from afferent.engines.vllm.settings import VllmSettings
+from afferent.engines.vllm.traits import VllmTraits
+from afferent.engines.vllm_hash import image_hash
 from afferent.errors import ConfigError, EngineUnavailable, UnsupportedModel
 from afferent.operations.supervisor.checks import BUILT_IN_MODELS
+from afferent.types import Modality
+from tests.images import encoded, photo
 
 SHAPES = BUILT_IN_MODELS / "shapes"
 
@@ -134,9 +139,7 @@ class TestServers:
             title="vLLM",
             api_key="secret",
             secret=bytes(32),
-            takes=_takes_all,
-            takes_any_file=False,
-            stats_of=_no_stats,
+            traits=ServerTraits(),
         )
 
     def test_an_item_goes_where_it_went_before(self) -> None:
@@ -177,3 +180,37 @@ class TestServers:
         request = UpstreamRequest(method="POST", target="/", headers=headers, body=b"")
         sent = self.client(0)._headers(request)
         assert dict(sent) == {"x-trace": "1", "authorization": "Bearer secret"}
+
+
+class TestHashes:
+    """Names of images as a stock vLLM computes them."""
+
+    def hashes(self) -> ItemHashes:
+        return ItemHashes(model="some/model", algorithm="blake3")
+
+    def test_image_read_as_rgb_has_the_hash_of_its_file(self) -> None:
+        file = encoded(photo(32, 24), "JPEG")
+        expected = image_hash(file, model="some/model", algorithm="blake3")
+        assert self.hashes().name_of(Modality.IMAGE, file).hex() == expected
+        other = ItemHashes(model="other/model", algorithm="blake3")
+        assert other.name_of(Modality.IMAGE, file).hex() != expected
+        longer = ItemHashes(model="some/model", algorithm="sha512")
+        assert len(longer.name_of(Modality.IMAGE, file)) == 64
+
+    def test_converted_image_and_other_media_keep_their_keys(self) -> None:
+        grey = encoded(photo(32, 24).convert("L"), "PNG")
+        assert self.hashes().name_of(Modality.IMAGE, grey) == b""
+        assert self.hashes().name_of(Modality.AUDIO, b"RIFF") == b""
+
+    def test_traits_without_hashes_name_nothing(self) -> None:
+        assert VllmTraits(TakenMedia(), None).name_of is None
+        name_of = VllmTraits(TakenMedia(), self.hashes()).name_of
+        assert name_of is not None
+        assert len(name_of(Modality.IMAGE, encoded(photo(32, 24), "JPEG"))) == 32
+
+    def test_model_whose_bits_may_differ_is_refused(self, tmp_path: Path) -> None:
+        settings = VllmSettings(engine_url=("http://vllm",), engine_hashes="vllm-blake3")
+        VllmUpstream().check(SHAPES, settings)
+        (tmp_path / "config.json").write_text('{"model_type": "other"}')
+        with pytest.raises(ConfigError, match="--engine-hashes vllm-blake3: features of a other"):
+            VllmUpstream().check(tmp_path, settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+from afferent import keys
 from afferent.admission.shares import Share
 from afferent.builtin.pipeline.request import GenerateRequest, Message
 from afferent.config import RequestLimits
@@ -12,6 +13,7 @@ from afferent.items.item import Processor, RequestItems
 from afferent.items.names import Names
 from afferent.items.receive import ItemReader
 from afferent.items.request import MediaPart, SeenMedia
+from afferent.media.body.raw import RawMedia
 from afferent.media.workers.discover import family_of
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import Find
@@ -19,6 +21,7 @@ from afferent.store.protocol.results import Hit, Outcome
 from afferent.telemetry.trace import Trace
 from afferent.types import Handle, Modality
 from tests.builtin.frontends import SHAPES
+from tests.images import encoded, photo
 
 DIGEST = bytes(range(32))
 
@@ -39,7 +42,9 @@ class FullStore:
         self.pinned.difference_update(handles)
 
 
-def read(*parts: MediaPart, tenant: str = "", full_store: FullStore | None = None) -> RequestItems:
+def read(
+    *parts: MediaPart, tenant: str = "", full_store: FullStore | None = None, **more: Any
+) -> RequestItems:
     async def main() -> RequestItems:
         store = cast(AsyncDaemonStore, full_store or FullStore())
         reader = ItemReader(
@@ -50,6 +55,7 @@ def read(*parts: MediaPart, tenant: str = "", full_store: FullStore | None = Non
             limits_by_tenant={},
             num_workers=0,
             has_tier=False,
+            **more,
         )
         request = GenerateRequest(
             request_id="r", messages=(Message("user", parts),), share=Share(tenant)
@@ -91,3 +97,30 @@ def test_what_was_looked_for_is_not_pinned_while_the_rest_comes() -> None:
     read(part(), part(digest=bytes(32)), full_store=store)
     assert store.num_asked == 2
     assert store.pinned == set()
+
+
+def sent(width: int, **known: Any) -> MediaPart:
+    data = encoded(photo(width, 40), "PNG")
+    return MediaPart(Modality.IMAGE, RawMedia("data", len(data), data=data), **known)
+
+
+def test_sent_image_without_options_has_the_name_that_the_upstream_gives_it() -> None:
+    def name_of(modality: Modality, file: bytes | memoryview) -> bytes:
+        return keys.digest(bytes(file) + modality.encode())
+
+    parts = sent(30), sent(31, max_pixels=400), part()
+    items = read(*parts, name_of=name_of).in_order
+    raw = parts[0].source
+    assert isinstance(raw, RawMedia)
+    assert [item.alias for item in items] == [name_of(Modality.IMAGE, raw.data or b""), b"", b""]
+    assert [item.alias for item in read(*parts).in_order] == [b""] * 3
+
+
+def test_tenants_have_other_keys_with_another_secret() -> None:
+    found = [
+        read(part(), tenant=tenant, tenant_secret=secret).in_order[0].key
+        for tenant in ("", "anna")
+        for secret in (b"", b"one", b"other")
+    ]
+    assert len(set(found)) == 6
+    assert found[0] == read(part()).in_order[0].key

@@ -40,6 +40,20 @@ def python() -> Path:
     return found
 
 
+def run_inside(*arguments: str) -> str:
+    """Run a module of the tests with vLLM's interpreter, and return its output."""
+    done = subprocess.run(
+        [python(), "-m", *arguments],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, **ENV},
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
 class Stock:
     """A stock ``vllm serve``, without any variable of Afferent in its environment."""
 

@@ -246,16 +246,21 @@ def test_item_that_ends_engine_is_refused_afterwards(held: Held, stock: str) -> 
     assert held.engine() == engine
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
-    """Two servers, whose vLLMs exchange KV blocks through a folder."""
-    folder = tmp_path_factory.mktemp("kv")
+def _sharing(folder: Path) -> tuple[str, ...]:
+    """Return the arguments of a vLLM that shares its KV blocks through a folder."""
     config = {
         "kv_connector": "ExampleConnector",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"shared_storage_path": str(folder)},
     }
-    shared = (*TOOLS, "--kv-transfer-config", json.dumps(config))
+    return (*TOOLS, "--kv-transfer-config", json.dumps(config))
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+    """Two servers, whose vLLMs exchange KV blocks through a folder."""
+    folder = tmp_path_factory.mktemp("kv")
+    shared = _sharing(folder)
     with contextlib.ExitStack() as stack:
         servers = [
             stack.enter_context(
@@ -290,6 +295,28 @@ def test_kv_connector_finds_at_one_server_what_another_has_computed(
     assert external_hits(other) == 0
     assert said(asked(other, asked_body)) == expected
     assert external_hits(other) > 0
+
+
+def test_kv_of_a_stock_vllm_is_found_under_its_own_hash(tmp_path: Path) -> None:
+    """A server with ``--engine-hashes`` and a vLLM without Afferent share blocks, both ways."""
+    shared = _sharing(tmp_path)
+    own, stocks, other = (data_url(draw_image(np.random.default_rng(n))) for n in (200, 201, 202))
+    front = ("--store-path", str(tmp_path / "store.sock"), "--engine-hashes", "vllm-blake3")
+    with (
+        Stock(SHAPES, "--served-model-name", "shapes", *shared) as stock,
+        supervised(*front, vllm=shared) as server,
+    ):
+        expected = said(asked(stock.url, body(stocks)))
+        before = external_hits(server.url)
+        assert said(asked(server.url, body(stocks))) == expected
+        assert external_hits(server.url) > before
+        expected = said(asked(server.url, body(own)))
+        before = external_hits(stock.url)
+        assert said(asked(stock.url, body(own))) == expected
+        assert external_hits(stock.url) > before
+        before = external_hits(server.url)
+        assert said(asked(server.url, body(other))) == said(asked(stock.url, body(other)))
+        assert external_hits(server.url) == before
 
 
 def test_embeddings_beside_a_kv_connector_are_refused(two: tuple[Server, Server]) -> None:

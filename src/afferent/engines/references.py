@@ -22,7 +22,7 @@ from afferent.types import Handle, KeyBytes, Modality, NonNegative, decode, enco
 
 SCHEME: Final = "afferent:"
 VERSION = 3
-SCHEMA = "3-c6de089142b3470689f0c4ec2847c5f1"
+SCHEMA = "3-81e221c00de7b7206cc7b8bcb2bf797c"
 """The version, and the digest of its references (`tests.wire_schema`)."""
 _BLOCK_TAG = b"afferent/name-of-block/v1"
 _TAG = f"afferent/reference/v{VERSION}".encode()
@@ -63,6 +63,7 @@ class FeaturesReference(Struct, frozen=True, array_like=True, tag="f", forbid_un
         small: Features that are needed outside the encoder, for positions: ``image_grid_thw``.
         expires_s: `time.time` from which on the reference is invalid.
         of: The request that it belongs to.
+        alias: Its name in the engine's caches, if that is not the key.
     """
 
     modality: Modality
@@ -74,6 +75,7 @@ class FeaturesReference(Struct, frozen=True, array_like=True, tag="f", forbid_un
     small: dict[str, list[int | float] | int | float]
     expires_s: float
     of: Of = Of()
+    alias: Annotated[bytes, Meta(max_length=64)] = b""
 
     @property
     def num_embeds(self) -> int:
@@ -87,11 +89,11 @@ class FeaturesReference(Struct, frozen=True, array_like=True, tag="f", forbid_un
 
     @property
     def name(self) -> str:
-        """Name of the item in the engine's caches: 64 hexadecimal digits.
+        """Name of the item in the engine's caches: 64 hexadecimal digits, or those of an alias.
 
         The engine must never keep a result that was computed without the features.
         """
-        return self.key.hex()
+        return (self.alias or self.key).hex()
 
     @property
     def name_of_block(self) -> str:

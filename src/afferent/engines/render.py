@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from msgspec import Struct
 
-from afferent import keys
 from afferent.config import Group, Settings, setting
 from afferent.engines import registry
 from afferent.engines.contract import Caller, EngineKind, EnginePlan, EngineSite
 from afferent.engines.protocol import Engine, EngineEvent, EngineInfo, EngineRequest, EngineStats
-from afferent.engines.vllm_hash import image_hash
+from afferent.engines.vllm_hash import ALGORITHMS, Hashes, image_hash
 from afferent.errors import NotServed
 from afferent.media.families.family import longest_prompt, read_json
 from afferent.media.transforms.resize import ResizeRule
@@ -22,14 +21,6 @@ from afferent.types import Modality
 
 _UNKNOWN_LEN: Final = 1 << 20
 """Longest prompt if neither a setting nor the model's config limits it."""
-
-
-Hashes = Literal["afferent", "vllm-blake3", "vllm-sha256", "vllm-sha512"]
-_ALGORITHMS: Final[dict[Hashes, keys.Algorithm]] = {
-    "vllm-blake3": "blake3",
-    "vllm-sha256": "sha256",
-    "vllm-sha512": "sha512",
-}
 
 
 class RenderSettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,7 +87,7 @@ class Renderer:
             return uuid
         if modality is not Modality.IMAGE or file is None:
             return key.hex()
-        return image_hash(file, model=self._link.model, algorithm=_ALGORITHMS[self._link.hashes])
+        return image_hash(file, model=self._link.model, algorithm=ALGORITHMS[self._link.hashes])
 
     @property
     def info(self) -> EngineInfo | None:

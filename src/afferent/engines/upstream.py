@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,6 +13,7 @@ from afferent.engines.references import Reference
 from afferent.types import Modality
 
 Headers = Sequence[tuple[bytes, bytes]]
+NameOf = Callable[[Modality, "bytes | memoryview"], bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +112,14 @@ class Upstream(Protocol):
                 been taken before.
         """
         ...
+
+    @property
+    def name_of(self) -> NameOf | None:
+        """Function that returns the name of a file in the upstream's caches, of at most 64 bytes.
+
+        It is called for files that the upstream takes as features, without options. An empty name,
+        or no function: the name is the key of the features.
+        """
 
     @property
     def salt_key(self) -> bytes:

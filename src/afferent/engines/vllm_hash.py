@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, Literal
 
 from afferent import keys
 from afferent.media.headers.header import Data, is_read_as_rgb
 
+Hashes = Literal["afferent", "vllm-blake3", "vllm-sha256", "vllm-sha512"]
+"""Setting: names by Afferent, or by a vLLM with this ``VLLM_MM_HASHER_ALGORITHM``."""
+ALGORITHMS: Final[dict[Hashes, keys.Algorithm]] = {
+    "vllm-blake3": "blake3",
+    "vllm-sha256": "sha256",
+    "vllm-sha512": "sha512",
+}
 _SEQUENCE, _MAPPING, _LEAF = b"\x01", b"\x02", b"\x03"
 _WHITE: Final = (255, 255, 255)
 

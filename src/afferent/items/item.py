@@ -53,6 +53,7 @@ class ReceivedItem:
         copies: The encoded bytes, as often as they were sent; empty if they were not sent.
         header: Header of an image, or of a file that Afferent does not decode; a video or audio
             clip has none yet.
+        alias: Its name outside of the store, if that is not the key.
     """
 
     modality: Modality
@@ -63,6 +64,7 @@ class ReceivedItem:
     is_recalled: bool = False
     copies: Sequence[RawMedia] = ()
     header: MediaHeader | ForwardedHeader | None = None
+    alias: bytes = b""
 
     @property
     def raw(self) -> RawMedia | None:

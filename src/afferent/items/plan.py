@@ -120,7 +120,7 @@ def features_job(item: ReceivedItem, file: File, planned: Planned, head: memoryv
     handle, place = file
     job = MakeFeatures(planned.header, place, item.max_pixels)
     nbytes, cost = planned.plan.nbytes, cost_us(job)
-    label = ItemLabel(item.modality, keys.placement_digest(item.modality, head))
+    label = ItemLabel(item.modality, keys.placement_digest(item.modality, head), item.alias)
     return Queue(item.key, ObjectKind.FEATURES, nbytes, [handle], encode(job), cost, label)
 
 

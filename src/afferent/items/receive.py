@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from afferent import keys
 from afferent.config import RequestLimits
+from afferent.engines.upstream import NameOf
 from afferent.errors import (
     InternalError,
     InvalidMedia,
@@ -69,6 +70,7 @@ class _Received:
     raw: RawMedia
     header: MediaHeader | ForwardedHeader | None
     digest: bytes
+    alias: bytes
 
 
 class ItemReader:
@@ -86,6 +88,7 @@ class ItemReader:
         has_tier: bool,
         accepted: Accepted = Accepted.DECODED,
         tenant_secret: bytes = b"",
+        name_of: NameOf | None = None,
     ) -> None:
         """Create it.
 
@@ -94,7 +97,9 @@ class ItemReader:
             has_tier: Whether other nodes may have fetched the result of a URL.
             accepted: Files that are not decoded here.
             tenant_secret: See `keys.tenant_tags`.
+            name_of: See `Upstream.name_of`.
         """
+        self._name_of = name_of
         self._tag_of = keys.tenant_tags(tenant_secret)
         self._accepted = accepted
         self._store, self._names = store, names
@@ -119,7 +124,7 @@ class ItemReader:
             InvalidMedia: An item is invalid, or its name belongs to another item.
             Unavailable: Try again.
         """
-        if not may_recall:
+        if not may_recall or self._name_of is not None:  # an alias needs the bytes
             return await self._read(request, request.media, {}, trace)
         recalled = await self._recall.find(
             request, request.media, lambda part, digest: self._key(request, part, digest)
@@ -252,9 +257,22 @@ class ItemReader:
         digests = [next(made) if raw.digest is None else raw.digest for raw in media]
         came = zip((part.media for part in parts), media, views, digests, strict=True)
         await self._urls.leave(request, list(came))
+        aliases = [
+            self._alias(part, view, header)
+            for part, view, header in zip(parts, views, headers, strict=True)
+        ]
         del views, new
         trace.stage(start_ns, "digest")
-        return [_Received(*each) for each in zip(media, headers, digests, strict=True)]
+        return [_Received(*each) for each in zip(media, headers, digests, aliases, strict=True)]
+
+    def _alias(
+        self, part: _Part, file: memoryview, header: MediaHeader | ForwardedHeader | None
+    ) -> bytes:
+        """Return the alias of an item that has no options and no name of its client."""
+        is_plain = part.name is None and not self._max_pixels(part.media)
+        if self._name_of is None or not is_plain or isinstance(header, ForwardedHeader):
+            return b""
+        return self._name_of(part.media.modality, file)
 
     def _received(self, part: MediaPart) -> RawMedia | None:
         """Return the media that came with the body."""
@@ -309,6 +327,7 @@ class ItemReader:
             is_recalled=part.is_recalled,
             copies=[came.raw for came in sent],
             header=sent[-1].header if sent else None,
+            alias=sent[-1].alias if len({came.alias for came in sent}) == 1 else b"",
         )
 
     def _key(self, request: ItemRequest, part: MediaPart, digest: bytes) -> ContentKey:

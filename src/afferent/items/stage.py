@@ -16,6 +16,7 @@ import numpy as np
 
 from afferent.admission.gate import Gate
 from afferent.config import RequestLimits
+from afferent.engines.upstream import NameOf
 from afferent.errors import Param, StoreFull, TooManyItems, UnsupportedMedia
 from afferent.items.acquire import Maker, count, handle_if_there, handle_of, summary
 from afferent.items.forwarded import tensor_nbytes
@@ -67,6 +68,8 @@ class ItemSettings:
     """Image files that a backend decodes."""
     tenant_secret: bytes = b""
     """Secret of the tenants' tags in keys; empty if there are no tenants."""
+    name_of: NameOf | None = None
+    """See `Upstream.name_of`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ class ReadyItem:
     key: ContentKey
     handle: Handle
     prompt: Prompt
+    alias: bytes = b""
 
 
 MEDIA_BYTES = counter(
@@ -114,6 +118,7 @@ class ItemStage:
             has_tier=settings.has_tier,
             accepted=settings.accepted,
             tenant_secret=settings.tenant_secret,
+            name_of=settings.name_of,
         )
         self._maker = Maker(store, gate, shares=settings.shares, timeout_s=settings.timeout_s)
         self._planner = Planner(store, self._maker, processor)
@@ -346,9 +351,9 @@ class ItemStage:
     def _ready(self, item: ReceivedItem, planned: Planned | None, outcome: Outcome) -> ReadyItem:
         handle = handle_of(outcome)
         if planned is not None:
-            return ReadyItem(item.key, handle, planned.plan.prompt)
+            return ReadyItem(item.key, handle, planned.plan.prompt, item.alias)
         tree: Any = codec.view(self._store.block(handle))
-        return ReadyItem(item.key, handle, tuple(tree["prompt"]))
+        return ReadyItem(item.key, handle, tuple(tree["prompt"]), item.alias)
 
     # Limits and metrics
 

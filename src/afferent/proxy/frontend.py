@@ -28,7 +28,7 @@ from afferent.config import ServeConfig
 from afferent.engines import registry
 from afferent.engines.ahead import Ahead
 from afferent.engines.contract import Backend, Caller, UpstreamKind
-from afferent.engines.upstream import Upstream
+from afferent.engines.upstream import NameOf, Upstream
 from afferent.errors import ConfigError
 from afferent.items.item import Processor
 from afferent.items.stage import ItemSettings, ItemStage
@@ -133,11 +133,13 @@ class Parts:
         *,
         accepted: Accepted = Accepted.DECODED,
         tenant_secret: bytes,
+        name_of: NameOf | None = None,
     ) -> ItemStage:
         """Return the stage that prepares items.
 
         Args:
             tenant_secret: See `keys.tenant_tags`; without effect if there are no tenants.
+            name_of: See `Upstream.name_of`.
         """
         config = self.settings.config
         return ItemStage(
@@ -152,6 +154,7 @@ class Parts:
                 has_tier=bool(config.tier),
                 accepted=accepted,
                 tenant_secret=tenant_secret if self.access.has_tenants else b"",
+                name_of=name_of,
             ),
         )
 
@@ -252,7 +255,12 @@ def _in_front(upstream: Upstream, base: Parts) -> Made:
     has_embeddings = bool(config.tier) and config.shares[ObjectKind.EMBEDDINGS] > 0
     secret, has_tenants = config.fleet_secret.encode() or upstream.salt_key, base.access.has_tenants
     tenancy = Tenancy(has_tenants=has_tenants, secret=secret)
-    items = base.items(processor, accepted=accepted, tenant_secret=secret)
+    if has_tenants and upstream.name_of is not None:
+        raise ConfigError(
+            "with tenants, items must be named by Afferent, so that tenants share no results: "
+            "leave out --engine-hashes"
+        )
+    items = base.items(processor, accepted=accepted, tenant_secret=secret, name_of=upstream.name_of)
     stage = ReferenceStage(
         *(base.store, items, upstream, tokens),
         has_tenants=has_tenants,

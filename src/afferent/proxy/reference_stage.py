@@ -262,6 +262,7 @@ class ReferenceStage:
                 small=_small(codec.view(self._store.block(item.handle))),
                 expires_s=expires_s,
                 of=self._of(request, len(references)),
+                alias=item.alias,
             )
             if reference.num_embeds == 0:
                 raise InvalidMedia("an item becomes nothing in the prompt")

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import hmac
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Self
@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from afferent.engines.references import Reference, sign
-from afferent.engines.upstream import UpstreamAnswer, UpstreamRequest, UpstreamStats
+from afferent.engines.upstream import NameOf, UpstreamAnswer, UpstreamRequest, UpstreamStats
 from afferent.errors import EngineUnavailable, InvalidRequest
 from afferent.types import Modality
 
@@ -63,16 +63,21 @@ later.
 """
 
 
-Takes = Callable[[Modality, "bytes | memoryview | None"], bool]
-StatsOf = Callable[[Sequence[bytes]], "UpstreamStats | None"]
+class ServerTraits:
+    """Differences between any HTTP server and one of a certain kind, which overrides them."""
 
+    takes_any_file = False
+    """See `Upstream.takes_any_file`."""
+    name_of: NameOf | None = None
+    """See `Upstream.name_of`."""
 
-def _takes_all(_: Modality, __: bytes | memoryview | None) -> bool:
-    return True
+    def takes(self, modality: Modality, file: bytes | memoryview | None) -> bool:
+        """See `Upstream.takes`."""
+        return True
 
-
-def _no_stats(_: Sequence[bytes]) -> UpstreamStats | None:
-    return None
+    def stats_of(self, pages: Sequence[bytes]) -> UpstreamStats | None:
+        """Return the statistics in the servers' metrics pages; ``None`` if there are none."""
+        return None
 
 
 @dataclass(eq=False, slots=True)
@@ -126,12 +131,10 @@ class HttpClient:
         title: str,
         api_key: str,
         secret: bytes,
-        takes: Takes,
-        takes_any_file: bool,
-        stats_of: StatsOf,
+        traits: ServerTraits,
     ) -> None:
         self._servers, self._title, self._secret = servers, title, secret
-        self._takes, self._takes_any_file, self._stats_of = takes, takes_any_file, stats_of
+        self._traits = traits
         self._key_header = (b"authorization", f"Bearer {api_key}".encode()) if api_key else None
 
     @classmethod
@@ -143,9 +146,7 @@ class HttpClient:
         title: str,
         api_key: str,
         secret: bytes,
-        takes: Takes = _takes_all,
-        takes_any_file: bool = False,
-        stats_of: StatsOf = _no_stats,
+        traits: ServerTraits | None = None,
     ) -> AsyncIterator[Self]:
         """Yield a client of the servers at these addresses, which checks their health.
 
@@ -153,9 +154,7 @@ class HttpClient:
             title: Their name in messages.
             api_key: Sent instead of the client's key, if it is not empty.
             secret: Signs the references.
-            takes: See `Upstream.takes`; by default, all files become features.
-            takes_any_file: See `Upstream.takes_any_file`.
-            stats_of: Returns the statistics in the servers' metrics pages.
+            traits: Traits of such servers; by default, those of any HTTP server.
         """
         async with contextlib.AsyncExitStack() as stack:
             servers = [_Server.at(url) for url in urls]
@@ -166,9 +165,7 @@ class HttpClient:
                 title=title,
                 api_key=api_key,
                 secret=secret,
-                takes=takes,
-                takes_any_file=takes_any_file,
-                stats_of=stats_of,
+                traits=traits or ServerTraits(),
             )
             watching = asyncio.create_task(client.watch())
             try:
@@ -184,11 +181,16 @@ class HttpClient:
     @property
     def takes_any_file(self) -> bool:
         """See `Upstream.takes_any_file`."""
-        return self._takes_any_file
+        return self._traits.takes_any_file
 
     def takes(self, modality: Modality, file: bytes | memoryview | None) -> bool:
         """See `Upstream.takes`."""
-        return self._takes(modality, file)
+        return self._traits.takes(modality, file)
+
+    @property
+    def name_of(self) -> NameOf | None:
+        """See `Upstream.name_of`."""
+        return self._traits.name_of
 
     @property
     def salt_key(self) -> bytes:
@@ -258,7 +260,7 @@ class HttpClient:
 
     async def stats(self) -> UpstreamStats | None:
         """See `Upstream.stats`."""
-        return self._stats_of([page for _, page in await self.metrics()])
+        return self._traits.stats_of([page for _, page in await self.metrics()])
 
     async def watch(self) -> None:
         """Check the health of all servers, again and again, until cancelled."""

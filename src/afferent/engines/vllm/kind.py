@@ -18,8 +18,9 @@ from afferent.engines.contract import EngineSite
 from afferent.engines.http_upstream.kind import HttpLink, HttpUpstreamKind
 from afferent.engines.upstream import Upstream
 from afferent.engines.vllm import arguments
-from afferent.engines.vllm.media import TakenMedia
+from afferent.engines.vllm.media import ItemHashes, TakenMedia
 from afferent.engines.vllm.settings import VllmSettings
+from afferent.engines.vllm_hash import ALGORITHMS
 from afferent.errors import ConfigError
 from afferent.media.families.family import read_json
 from afferent.media.families.registry import engine_facts
@@ -55,6 +56,7 @@ class VllmLink(HttpLink, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Link from frontends to vLLM."""
 
     taken: TakenMedia
+    hashes: ItemHashes | None = None
 
 
 class VllmUpstream(HttpUpstreamKind[VllmSettings, VllmLink]):
@@ -79,11 +81,26 @@ class VllmUpstream(HttpUpstreamKind[VllmSettings, VllmLink]):
 
     def check(self, model_folder: Path, settings: VllmSettings) -> None:
         """See `Backend.check`."""
+        self._check_hashes(model_folder, settings)
         if settings.engine_url:
             return
         _refuse(_named(settings))
         _look(_python(settings))
         _refuse(arguments.changed(_python(settings), settings.engine_args))
+
+    def _check_hashes(self, model_folder: Path, settings: VllmSettings) -> None:
+        """Check that features here have the same bits as those behind the names of a stock vLLM.
+
+        Raises:
+            ConfigError: They may have others.
+        """
+        model_type = str(read_json(model_folder / "config.json").get("model_type"))
+        same = engine_facts(model_type).bits_of.get(self.name, ())
+        if settings.engine_hashes != "afferent" and model_type not in same:
+            raise ConfigError(
+                f"--engine-hashes {settings.engine_hashes}: features of a {model_type} here are "
+                "not proved to have the same bits as vLLM's: leave it out"
+            )
 
     def command(
         self, site: EngineSite, settings: VllmSettings, socket_path: str
@@ -104,21 +121,31 @@ class VllmUpstream(HttpUpstreamKind[VllmSettings, VllmLink]):
         taken = msgspec.structs.replace(taken, any_file=settings.media_formats == "all")
         if settings.engine_video_bytes or _FRAMES in _told(settings):
             taken = msgspec.structs.replace(taken, videos=False)
-        return VllmLink(urls=shared.urls, api_key=shared.api_key, secret=shared.secret, taken=taken)
+        hashes = None
+        if settings.engine_hashes != "afferent":
+            hashes = ItemHashes(
+                model=settings.engine_hashes_model or str(site.model_folder),
+                algorithm=ALGORITHMS[settings.engine_hashes],
+            )
+        return VllmLink(
+            urls=shared.urls,
+            api_key=shared.api_key,
+            secret=shared.secret,
+            taken=taken,
+            hashes=hashes,
+        )
 
     def client(self, link: VllmLink) -> AbstractAsyncContextManager[Upstream]:
         """See `HttpUpstreamKind.client`."""
         from afferent.engines.http_upstream.client import HttpClient  # the supervisor needs none
-        from afferent.engines.vllm.figures import stats_of
+        from afferent.engines.vllm.traits import VllmTraits
 
         return HttpClient.over(
             link.urls,
             title=self.title,
             api_key=link.api_key,
             secret=link.secret,
-            takes=link.taken.takes,
-            takes_any_file=link.taken.any_file,
-            stats_of=stats_of,
+            traits=VllmTraits(link.taken, link.hashes),
         )
 
 

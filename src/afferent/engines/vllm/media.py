@@ -8,13 +8,15 @@ from typing import Final, Self
 
 from msgspec import Struct
 
+from afferent import keys
 from afferent.engines.vllm.mp4 import decodes_alike
+from afferent.engines.vllm_hash import image_hash
 from afferent.errors import ConfigError
 from afferent.media.families.family import MAX_SAMPLED_FRAMES, processor_settings
 from afferent.media.families.qwen_vl import QwenVlFamily
 from afferent.media.families.registry import AnyFamily, describe
 from afferent.media.headers.boxes import Buffer
-from afferent.media.headers.header import is_grey_of_16_bits
+from afferent.media.headers.header import is_grey_of_16_bits, is_read_as_rgb
 from afferent.types import Modality
 
 _PLAIN_WAVE: Final = frozenset({1, 3, 0xFFFE})
@@ -61,6 +63,27 @@ class TakenMedia(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 return self.audio_rate_hz > 0
             case Modality.VIDEO:
                 return self.videos and (file is None or decodes_alike(file))
+
+
+class ItemHashes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Names of images as a stock vLLM computes them.
+
+    Attributes:
+        model: The model as that vLLM was told it.
+        algorithm: Its hash algorithm.
+    """
+
+    model: str
+    algorithm: keys.Algorithm
+
+    def name_of(self, modality: Modality, file: Buffer) -> bytes:
+        """Return the name of an item that vLLM gets as features; empty: it has that of its key.
+
+        vLLM converts images that are not read as RGB; their pixels here need not be the same.
+        """
+        if modality is not Modality.IMAGE or not is_read_as_rgb(file):
+            return b""
+        return bytes.fromhex(image_hash(file, model=self.model, algorithm=self.algorithm))
 
 
 def _samples_alike(folder: Path) -> bool:

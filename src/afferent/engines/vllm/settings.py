@@ -6,6 +6,7 @@ from typing import Literal
 
 from afferent.config import Group, setting
 from afferent.engines.http_upstream.settings import HttpSettings
+from afferent.engines.vllm_hash import Hashes
 from afferent.errors import ConfigError
 
 
@@ -22,6 +23,18 @@ class VllmSettings(HttpSettings, frozen=True, kw_only=True, forbid_unknown_field
         False,
         "give vLLM videos as they came; for one that --media-io-kwargs tells which frames to take",
         Group.ENGINE,
+    )
+    engine_hashes: Hashes = setting(
+        "afferent",
+        "names of images in vLLM's caches: by Afferent, or as a stock vLLM computes them (by its "
+        "VLLM_MM_HASHER_ALGORITHM), for caches that are shared with vLLMs without Afferent",
+        Group.ENGINE,
+    )
+    engine_hashes_model: str = setting(
+        "",
+        "model as those vLLMs were told it, which is a part of their hashes; default: MODEL",
+        Group.ENGINE,
+        unit="NAME",
     )
     media_formats: Literal["known", "all"] = setting(
         "known",

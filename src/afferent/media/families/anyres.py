@@ -214,5 +214,7 @@ def _keeps_to(limit: str, folder: Path, config: Mapping[str, Any]) -> bool:
 
 _TYPES = tuple(_RESOLUTIONS)
 ENTRY = Entry(
-    model_types=_TYPES, describe=describe, engine=EngineFacts(compared_with={"vllm": _TYPES})
+    model_types=_TYPES,
+    describe=describe,
+    engine=EngineFacts(compared_with={"vllm": _TYPES}, bits_of={"vllm": _TYPES}),
 )

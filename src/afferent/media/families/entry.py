@@ -23,6 +23,8 @@ class EngineFacts:
         compared_with: Types of models whose answers from these features were compared with those
             of an upstream from the same media, by the upstream's name (``vllm``). Behind that
             upstream, features replace the media of such models.
+        bits_of: Those of these types whose images have features of the same bits as the upstream's
+            own, so that both may have one name in a cache.
         sharded_like: For language models without a sharding plan, by their ``model_type``: the type
             of one with the same layers and a plan.
     """
@@ -31,6 +33,7 @@ class EngineFacts:
     items_see_themselves: bool = False
     sharded_like: Mapping[str, str] = field(default_factory=dict)
     compared_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    bits_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,5 +82,9 @@ def _added_tokens(path: Path) -> dict[int, str]:
 ENTRY = Entry(
     model_types=("gemma3",),
     describe=describe,
-    engine=EngineFacts(items_see_themselves=True, compared_with={"vllm": ("gemma3",)}),
+    engine=EngineFacts(
+        items_see_themselves=True,
+        compared_with={"vllm": ("gemma3",)},
+        bits_of={"vllm": ("gemma3",)},
+    ),
 )

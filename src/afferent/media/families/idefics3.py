@@ -167,5 +167,7 @@ def _embeds_of(config: Mapping[str, Any], side: int) -> int:
 
 _TYPES = ("idefics3", "smolvlm")
 ENTRY = Entry(
-    model_types=_TYPES, describe=describe, engine=EngineFacts(compared_with={"vllm": _TYPES})
+    model_types=_TYPES,
+    describe=describe,
+    engine=EngineFacts(compared_with={"vllm": _TYPES}, bits_of={"vllm": _TYPES}),
 )

@@ -118,5 +118,7 @@ def describe(folder: Path, config: Mapping[str, Any]) -> TiledFamily | None:
 
 _TYPES = ("internvl",)
 ENTRY = Entry(
-    model_types=_TYPES, describe=describe, engine=EngineFacts(compared_with={"vllm": _TYPES})
+    model_types=_TYPES,
+    describe=describe,
+    engine=EngineFacts(compared_with={"vllm": _TYPES}, bits_of={"vllm": _TYPES}),
 )

@@ -287,5 +287,6 @@ ENTRY = Entry(
         position_features=frozenset({"image_grid_thw", "video_grid_thw", "second_per_grid_ts"}),
         sharded_like={"qwen3_vl_text": "qwen3"},
         compared_with={"vllm": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")},
+        bits_of={"vllm": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")},
     ),
 )

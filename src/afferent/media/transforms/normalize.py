@@ -8,7 +8,11 @@ from msgspec import Struct
 
 
 class Normalization(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Transformation ``(value * rescale_factor - mean) / std``, for each of red, green and blue."""
+    """Transformation ``(value * rescale_factor - mean) / std``, for each of red, green and blue.
+
+    The factor is applied to mean and deviation, as torchvision's processors of `transformers` do
+    it: so the results have the same bits as theirs.
+    """
 
     rescale_factor: float
     mean: tuple[float, float, float]
@@ -16,6 +20,6 @@ class Normalization(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def apply(self, values: Any) -> Any:
         """Return bytes ``(..., 3, rows, columns)`` as a float32 tensor on the same device."""
-        scaled = values.float() * self.rescale_factor
-        mean, std = (scaled.new_tensor(each).view(3, 1, 1) for each in (self.mean, self.std))
-        return scaled.sub_(mean).div_(std)
+        floats, inverse = values.float(), 1.0 / self.rescale_factor
+        mean, std = (floats.new_tensor(each) * inverse for each in (self.mean, self.std))
+        return floats.sub_(mean.view(3, 1, 1)).div_(std.view(3, 1, 1))
