@@ -39,7 +39,7 @@ def test_all_that_is_served(address: str) -> None:
     assert described["openapi"].startswith("3.1")
     paths = described["paths"]
     status = {"/v1/models", "/v1/models/{name}", "/health", "/ready", "/metrics", "/openapi.json"}
-    status |= {"/version"}
+    status |= {"/version", "/v1/items/lookup"}
     rendered, kept = {f"{api.path}/render" for api in APIS}, "/v1/responses/{id}"
     posted = {api.path for api in (*APIS, *COUNTS)}
     rendered |= {f"/afferent{path}" for path in rendered}

@@ -85,6 +85,28 @@ def test_event_lookup_and_rendered_prompt_have_one_name(server: Server, folder: 
     assert asyncio.run(read()) == {"type": "ItemStored", **found}
 
 
+def test_answer_reports_hits_and_stages_and_repeats_the_client_id(server: Server) -> None:
+    asked = request(image(7))
+    found = []
+    for number in range(2):
+        answer = httpx.post(
+            f"{server.url}/v1/chat/completions",
+            json=asked,
+            headers={"x-request-id": f"mine-{number}"},
+            timeout=60,
+        )
+        assert answer.status_code == 200
+        assert answer.headers["x-request-id"] == f"mine-{number}"
+        assert answer.headers["x-afferent-request-id"] == answer.json()["id"]
+        stages = answer.headers["server-timing"]
+        found.append((answer.headers["x-afferent-items"], "read_body;dur=" in stages))
+        assert ("decode;dur=" in stages) == (number == 0)
+    assert found == [("made=1", True), ("hit=1", True)]
+    refused = server.post_to("/v1/chat/completions", {"model": "shapes", "messages": []})
+    assert refused.status_code == 400
+    assert refused.headers["x-request-id"]
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [

@@ -392,6 +392,7 @@ def _count_outcomes(
     for (modality, word), number in words.items():
         ITEMS.labels(modality, word).inc(number)
         trace.items.append(f"{count(number, modality)} {word}")
+        trace.outcomes[word] += number
     trace.digests += [item.key.hex() for item in items]
 
 

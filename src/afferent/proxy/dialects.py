@@ -9,6 +9,8 @@ from typing import Any, Final, Protocol
 from afferent.errors import AfferentError, MediaNotCached, Param
 from afferent.proxy.statuses import message_of, param_of, status_of
 
+_OPENAI_TYPES = {429: "requests"}
+"""Types of errors of clients; others are ``invalid_request_error``."""
 _ANTHROPIC_ERRORS = {
     401: "authentication_error",
     403: "permission_error",
@@ -71,9 +73,12 @@ class OpenAIDialect:
 
     def error_body(self, error: AfferentError, request_id: str) -> dict[str, Any]:
         """Return the error in the format of this API. An internal error shows no detail."""
+        status = status_of(error)
         body: dict[str, Any] = {
             "message": message_of(error),
-            "type": "invalid_request_error" if status_of(error) < 500 else "server_error",
+            "type": _OPENAI_TYPES.get(status, "invalid_request_error")
+            if status < 500
+            else "server_error",
             "param": param_of(error, self.params),
             "code": error.code,
         }

@@ -23,6 +23,7 @@ from afferent.errors import AfferentError, BodyTooLarge, EngineUnavailable, Inva
 from afferent.media.body.raw import RawMedia
 from afferent.media.body.received import ReceivedBody
 from afferent.proxy import counting, media_locations
+from afferent.proxy.answer_headers import with_report
 from afferent.proxy.app_settings import AppSettings
 from afferent.proxy.auth import Access, headers_to_pass_on
 from afferent.proxy.body import BodyReader
@@ -251,9 +252,7 @@ class Passage:
 
     async def _begin(self, exchange: _Exchange, answer: UpstreamAnswer) -> None:
         headers = [(name.lower(), value) for name, value in answer.headers]
-        headers = exchange.load.added_to(headers)
-        if not any(name == b"x-request-id" for name, _ in headers):
-            headers.append((b"x-request-id", exchange.id.encode()))
+        headers = with_report(exchange.load.added_to(headers), exchange.trace)
         exchange.has_begun = True
         await exchange.send(
             {"type": "http.response.start", "status": answer.status, "headers": headers}
@@ -265,7 +264,8 @@ class Passage:
         """Send an error in the API's format, or as the end of a stream that has begun."""
         if not exchange.has_begun:
             answer = refusal(failure, exchange.id, exchange.api)
-            answer.raw_headers = exchange.load.added_to(answer.raw_headers)
+            headers = exchange.load.added_to(answer.raw_headers)
+            answer.raw_headers = with_report(headers, exchange.trace)
             await answer(exchange.scope, exchange.request.receive, exchange.send)
         elif exchange.is_stream:
             frame = _last_frame(exchange, failure)

@@ -10,7 +10,7 @@ from starlette.types import Scope
 
 from afferent.admission.shares import NAMELESS, Share
 from afferent.errors import AfferentError
-from afferent.proxy import counting
+from afferent.proxy import answer_headers, counting
 from afferent.proxy.app_settings import AppSettings
 from afferent.proxy.auth import Access
 from afferent.proxy.failures import failure_of
@@ -125,7 +125,9 @@ class RequestScopes:
             id_prefix: Begin of the request's id.
             api: Metric label.
         """
-        trace = Trace(new_id(id_prefix), what)
+        headers = list(headers)
+        client_id = answer_headers.client_id_in(headers)
+        trace = Trace(new_id(id_prefix), what, client_request_id=client_id)
         logs.request_id.set(trace.request_id)
         if self._settings.tracing is not None:
             self._settings.tracing.begin(trace, headers)

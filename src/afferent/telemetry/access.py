@@ -14,6 +14,7 @@ class AccessLine(Struct, frozen=True, kw_only=True):
     """Fields of the event ``request``, in addition to its time and process."""
 
     request_id: str
+    client_request_id: str
     api: str
     path: str
     outcome: str
@@ -29,6 +30,7 @@ class AccessLine(Struct, frozen=True, kw_only=True):
     def of(cls, trace: Trace, *, api: str, outcome: str, seconds: float) -> AccessLine:
         return cls(
             request_id=trace.request_id,
+            client_request_id=trace.client_request_id,
             api=api,
             path=trace.what,
             outcome=outcome,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -51,6 +52,10 @@ class Trace:
     """Keys of its items, each once."""
     root: Root | None = None
     tenant: str = ""
+    client_request_id: str = ""
+    """The client's own id of the request; empty if it sent none."""
+    outcomes: Counter[str] = field(default_factory=Counter)
+    """Numbers of its media items by outcome, such as ``hit``."""
 
     def stage(self, start_ns: int, name: str, *, copied_nbytes: int = 0, note: str = "") -> None:
         """Record a stage of this process, from ``start_ns`` to now; ``name`` is a fixed word."""

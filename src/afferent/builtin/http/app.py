@@ -23,6 +23,7 @@ from afferent.builtin.pipeline.conversations import History
 from afferent.builtin.pipeline.pipeline import Pipeline
 from afferent.errors import InvalidRequest
 from afferent.proxy import item_lookup
+from afferent.proxy.answer_headers import REPORTED
 from afferent.proxy.app_settings import AppSettings
 from afferent.proxy.auth import Access
 from afferent.proxy.dialects import NONE
@@ -119,7 +120,7 @@ class Frontend:
                 allow_origins=self._cors_origins,
                 allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
-                expose_headers=["x-request-id", "request-id", "retry-after", IGNORED],
+                expose_headers=["x-request-id", "request-id", "retry-after", IGNORED, *REPORTED],
                 max_age=600,
             )
         ]

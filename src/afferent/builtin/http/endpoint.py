@@ -24,6 +24,7 @@ from afferent.builtin.pipeline.pipeline import Pipeline
 from afferent.builtin.pipeline.render import generate_request, rendered_body
 from afferent.builtin.pipeline.request import Output, PromptInfo, Rendered
 from afferent.proxy import counting
+from afferent.proxy.answer_headers import with_report
 from afferent.proxy.app_settings import AppSettings
 from afferent.proxy.body import BodyReader
 from afferent.proxy.load import LoadReport, LoadReports
@@ -129,7 +130,7 @@ class Endpoint:
                 return
             except Exception as error:
                 answer = refusal(own.fail(error), own.id, self._api)
-            answer.raw_headers = load.added_to(answer.raw_headers)
+            answer.raw_headers = with_report(load.added_to(answer.raw_headers), own.trace)
             if isinstance(answer, EventStream):
                 await answer(scope, receive, send)
                 return

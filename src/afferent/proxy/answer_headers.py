@@ -1,0 +1,63 @@
+"""Headers of an answer that report what Afferent did for the request.
+
+- ``x-afferent-items``: outcomes of its media items, such as ``hit=2, made=1``
+- ``server-timing``: durations of its stages until the answer began, in milliseconds
+- ``x-request-id``: the client's own id if it sent one, and Afferent's otherwise
+- ``x-afferent-request-id``: Afferent's id, beside the client's
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from afferent.telemetry.trace import Trace
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+REPORTED: Final = ("x-afferent-items", "server-timing", "x-afferent-request-id")
+"""Names of these headers that no API defines."""
+_ITEMS, _TIMING, _OWN_ID = (name.encode() for name in REPORTED)
+_ID: Final = b"x-request-id"
+_CLIENT_ID: Final = re.compile(rb"[!-~]{1,128}")
+_STAGE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MAX_STAGES: Final = 24
+
+
+def client_id_in(headers: Headers) -> str:
+    """Return the id that a client gives its request; empty if there is none, or it is malformed.
+
+    Args:
+        headers: With lower-case names.
+    """
+    sent = next((value for name, value in headers if name == _ID), b"")
+    return sent.decode() if _CLIENT_ID.fullmatch(sent) else ""
+
+
+def with_report(answer: Headers, trace: Trace) -> list[tuple[bytes, bytes]]:
+    """Return an answer's headers with those of this module."""
+    own_id, client_id = trace.request_id.encode(), trace.client_request_id.encode()
+    if client_id:
+        answer = [(name, value) for name, value in answer if name.lower() != _ID]
+    found = [*answer]
+    if client_id or not any(name.lower() == _ID for name, _ in found):
+        found.append((_ID, client_id or own_id))
+    if client_id:
+        found.append((_OWN_ID, own_id))
+    if trace.outcomes:
+        items = ", ".join(f"{word}={number}" for word, number in sorted(trace.outcomes.items()))
+        found.append((_ITEMS, items.encode()))
+    if durations := _durations(trace):
+        found.append((_TIMING, durations))
+    return found
+
+
+def _durations(trace: Trace) -> bytes:
+    """Return the time of each stage; that of a stage with several spans is their sum."""
+    stages: dict[str, int] = {}
+    for span in trace.spans:
+        if _STAGE.fullmatch(span.stage):  # one of another package's engine may be any text
+            stages[span.stage] = stages.get(span.stage, 0) + span.end_ns - span.start_ns
+    named = list(stages.items())[:_MAX_STAGES]
+    return ", ".join(f"{name};dur={nanos / 1e6:.1f}" for name, nanos in named).encode()
