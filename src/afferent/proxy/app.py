@@ -16,6 +16,7 @@ from afferent.proxy.item_lookup import ItemLookup
 from afferent.proxy.metrics import joined
 from afferent.proxy.responses import json_answer, new_id, path_of, refusal
 from afferent.proxy.sharing import Shared
+from afferent.proxy.welcome import welcome
 from afferent.runtime.heartbeat import Board
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry import exposition
@@ -23,9 +24,9 @@ from afferent.telemetry.registry import REGISTRY
 
 
 class UpstreamFrontend:
-    """All endpoints of the upstream, and four of its own.
+    """All endpoints of the upstream, and five of its own.
 
-    `/health`, `/ready`, `/metrics`, and lookups of items.
+    `/health`, `/ready`, `/metrics`, lookups of items, and a page at `/`, where vLLM has nothing.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class UpstreamFrontend:
         lookup: ItemLookup,
         *,
         makes_features: bool,
+        page_port: int,
     ) -> None:
         """Create the application.
 
@@ -47,11 +49,13 @@ class UpstreamFrontend:
             board: Heartbeat table of the server's processes, if there is one.
             lookup: Looks up items in the store.
             makes_features: Whether features are made for the model.
+            page_port: See `AppSettings.page_port`.
         """
         self._passage, self._sockets = passage, sockets
         self._store, self._upstream = store, upstream
         self._board, self._makes_features = board, makes_features
         self._lookup = lookup
+        self._page_port = page_port
         self._own = {
             "/health": self._health,
             "/ready": Shared(self._ready).get,
@@ -71,6 +75,8 @@ class UpstreamFrontend:
             answer = await own()
         elif path == item_lookup.PATH and request.method == "POST":
             answer = await self._lookup.answer(request)
+        elif path == "/" and request.method == "GET":
+            answer = welcome(request, page_port=self._page_port)
         return await answer(scope, receive, send)
 
     async def _health(self) -> Response:

@@ -25,6 +25,8 @@ class AppSettings:
     refuses_unknown: bool = False
     """Whether unknown parameters are refused instead of ignored."""
     tracing: Tracing | None = None
+    page_port: int = -1
+    """Port of the live page; not positive: it is unknown, or there is none."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may send requests from a browser; ``*`` allows all."""
 

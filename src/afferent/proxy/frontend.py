@@ -124,6 +124,7 @@ class Parts:
             explain=config.explain,
             refuses_unknown=config.unknown_fields == "refuse",
             cors_origins=config.cors_origin,
+            page_port=config.ui,
             tracing=self.tracing,
         )
 
@@ -276,6 +277,7 @@ def _in_front(upstream: Upstream, base: Parts) -> Made:
         SocketPassage(upstream, base.access, scopes),
         *(base.store, upstream, base.board, ItemLookup(base.store, base.access)),
         makes_features=family is not None,
+        page_port=settings.page_port,
     )
     return Made(
         app, stage.close, upstream.stats, lambda: upstream.is_ready, websocket_paths=SOCKET_PATHS

@@ -31,12 +31,10 @@ from afferent.proxy.item_lookup import ItemLookup
 from afferent.proxy.load import LoadReports
 from afferent.proxy.request_scope import RequestScopes
 from afferent.proxy.responses import IGNORED, json_answer, new_id, path_of, refusal
+from afferent.proxy.welcome import hint_for, welcome
 from afferent.runtime.heartbeat import Board
 
-_WORDS = {
-    404: "there is no such endpoint; GET /openapi.json lists them",
-    405: "the endpoint has no such method",
-}
+_NO_METHOD = "the endpoint has no such method"
 
 
 class Frontend:
@@ -92,6 +90,8 @@ class Frontend:
             Route(item_lookup.PATH, ItemLookup(pipeline.store, access).answer, methods=["POST"]),
             Route("/openapi.json", self._describe),
         ]
+        self._paths = frozenset(route.path for route in self._routes)
+        self._page_port = settings.page_port
         self._document = document(
             self._routes,
             self._apis,
@@ -101,8 +101,9 @@ class Frontend:
         )
 
     def app(self) -> Starlette:
+        pages = [Route(path, self._welcome) for path in ("/", "/docs")]
         app = Starlette(
-            routes=self._routes,
+            routes=[*self._routes, *pages],
             middleware=self._middleware(),
             exception_handlers={HTTPException: self._refuse},
         )
@@ -129,13 +130,18 @@ class Frontend:
         """This document."""
         return json_answer(self._document)
 
+    async def _welcome(self, request: Request) -> Response:
+        return welcome(request, page_port=self._page_port)
+
     async def _refuse(self, request: Request, error: Exception) -> Response:
         """Return the router's refusal in the same format as every other refusal."""
         status, headers = 500, None
         if isinstance(error, HTTPException):
             status, headers = error.status_code, error.headers
-        refused = InvalidRequest(_WORDS.get(status, "the request was refused"))
-        api = self._apis.get(path_of(request), NONE)
+        path = path_of(request)
+        why = hint_for(path, self._paths) if status == 404 else _NO_METHOD
+        refused = InvalidRequest(why if status in (404, 405) else "the request was refused")
+        api = self._apis.get(path, NONE)
         request_id = new_id(api.id_prefix)
         answer = refusal(refused, request_id, api, status=status)
         answer.headers.update(headers or {})
