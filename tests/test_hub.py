@@ -15,7 +15,7 @@ from afferent import cli
 from afferent.builtin.engine.settings import ReferenceSettings
 from afferent.config import load
 from afferent.errors import ConfigError
-from afferent.operations.supervisor import hub as ours
+from afferent.media.families import hub as ours
 from afferent.operations.supervisor.checks import BUILT_IN_MODELS, Checked, check
 from tests.hub import Hub, Repo, running_hub
 from tests.server import Server, ask

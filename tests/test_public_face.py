@@ -27,8 +27,10 @@ FACES = (
 TAUGHT_BY_EXAMPLE = [
     afferent,
     afferent.AsyncDaemonStore,
+    afferent.AsyncFeatures,
     afferent.AsyncItemCache,
     afferent.DaemonStore,
+    afferent.Features,
     afferent.Gate,
     afferent.ItemCache,
     afferent.LocalStore,

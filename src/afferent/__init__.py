@@ -22,6 +22,7 @@ by convention, with or without an underscore.
 
 Begin with:
 
+- `Features` for a model's inputs from files, images and clips
 - `ItemCache` for a cache of items
 - `Store` for its verbs
 - `Gate` for admission
@@ -41,6 +42,7 @@ __all__ = [
     "Absent",
     "Accepted",
     "AsyncDaemonStore",
+    "AsyncFeatures",
     "AsyncItemCache",
     "Claim",
     "ClientInfo",
@@ -54,7 +56,10 @@ __all__ = [
     "EngineStats",
     "Evicted",
     "Failed",
+    "FailedItem",
     "Failure",
+    "FeaturePlan",
+    "Features",
     "Fetch",
     "Find",
     "Finished",
@@ -65,6 +70,7 @@ __all__ = [
     "InFlight",
     "Item",
     "ItemCache",
+    "ItemFeatures",
     "Join",
     "KiB",
     "Loaded",
@@ -78,11 +84,13 @@ __all__ = [
     "Outcome",
     "Owner",
     "Placeholder",
+    "Progress",
     "Queue",
     "ReserveItem",
     "Sampling",
     "Scheduled",
     "SealItem",
+    "SharedItem",
     "Slot",
     "Span",
     "Statistics",
@@ -105,6 +113,10 @@ __all__ = [
 if TYPE_CHECKING:
     from afferent import conformance, contracts, engines, errors, keys, schedule
     from afferent.admission.gate import Gate
+    from afferent.batch.async_feature_maker import AsyncFeatures
+    from afferent.batch.feature_maker import Features
+    from afferent.batch.item_features import FailedItem, ItemFeatures, Progress
+    from afferent.batch.shared_item import SharedItem
     from afferent.engines.protocol import (
         Accepted,
         Engine,
@@ -115,6 +127,7 @@ if TYPE_CHECKING:
         Finished,
         Tokens,
     )
+    from afferent.media.families.plan import FeaturePlan
     from afferent.store.block import codec
     from afferent.store.client.async_item_cache import AsyncItemCache
     from afferent.store.client.async_store import AsyncDaemonStore
@@ -165,9 +178,14 @@ else:  # a test compares this table with the imports above
         globals(),
         homes={
             "afferent.admission.gate": "Gate",
+            "afferent.batch.async_feature_maker": "AsyncFeatures",
+            "afferent.batch.feature_maker": "Features",
+            "afferent.batch.item_features": "FailedItem ItemFeatures Progress",
+            "afferent.batch.shared_item": "SharedItem",
             "afferent.engines.protocol": (
                 "Accepted Engine EngineEvent EngineInfo EngineRequest EngineStats Finished Tokens"
             ),
+            "afferent.media.families.plan": "FeaturePlan",
             "afferent.store.client.async_item_cache": "AsyncItemCache",
             "afferent.store.client.async_store": "AsyncDaemonStore",
             "afferent.store.client.daemon_store": "DaemonStore",

@@ -1,4 +1,4 @@
-"""Command line: ``afferent serve``, ``render``, ``top``, ``config``, ``doctor`` and more."""
+"""Command line: ``afferent serve``, ``render``, ``features``, ``top``, ``doctor`` and more."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ from typing import Any, NoReturn
 from afferent import __version__, config
 from afferent.config import Setting, Settings, describe, hints
 from afferent.errors import AfferentError, ConfigError
-from afferent.operations.commands.arguments import add_restart, add_store, add_tier, add_top
+from afferent.operations.commands.arguments import (
+    add_features,
+    add_restart,
+    add_store,
+    add_tier,
+    add_top,
+)
 from afferent.runtime import shortage
 
 _MAX_WIDTH = 100
@@ -76,6 +82,8 @@ def _run(arguments: Sequence[str]) -> int:
             return _config(args)
         if args.command == "tier":
             return _tier(args)
+        if args.command == "features":
+            return _features(args)
         return _store(args)
     except AfferentError as error:
         _report(arguments, error)
@@ -163,6 +171,7 @@ def _parser(extra: tuple[type[Settings], ...]) -> argparse.ArgumentParser:
         "of items (/v1/chat/completions/render). It needs no weights, and runs no model.",
     )
     _add_settings(render, extra)
+    add_features(commands)
     add_store(commands)
     add_top(commands)
     add_tier(commands)
@@ -319,6 +328,11 @@ def _top(args: argparse.Namespace) -> int:
     from afferent.operations.commands import top
 
     return top.run(args)
+
+
+def _features(args: argparse.Namespace) -> int:
+    status: int = _of_extra("afferent.operations.commands.features_command").run(args)
+    return status
 
 
 def _store(args: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol, Self, runtime_checkable
 
 import msgspec
 from msgspec import Struct
@@ -24,6 +24,7 @@ from afferent.errors import ConfigError
 from afferent.media.decoded import Array, Media
 from afferent.media.families.plan import FeaturePlan
 from afferent.media.headers.probe import ImageHeader, MediaHeader
+from afferent.media.transforms.normalize import Arithmetic
 from afferent.media.transforms.resize import ResizeRule
 from afferent.types import Modality
 
@@ -115,6 +116,16 @@ class Family(Protocol):
         They are on the tensors' device. If a model normalizes linearly, features are bytes until
         here.
         """
+
+
+@runtime_checkable
+class ProcessorArithmetic(Protocol):
+    """Family that can give the floats of the model's own processor, from its own bytes."""
+
+    def processor_inputs(
+        self, features: Mapping[str, Array], arithmetic: Arithmetic
+    ) -> dict[str, Array]:
+        """Return the encoder's arguments as the processor makes them, equal to the last bit."""
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from afferent.media.families.images import ImageFamily, decoded_image, image_hea
 from afferent.media.families.plan import FeaturePlan
 from afferent.media.families.settings import PixelSettings, Size, sides
 from afferent.media.headers.probe import ImageHeader, MediaHeader
-from afferent.media.transforms.normalize import Normalization
+from afferent.media.transforms.normalize import Arithmetic, Normalization
 from afferent.media.transforms.resize import Resampling
 from afferent.types import TensorSpec
 
@@ -67,6 +67,12 @@ class FixedFamily(ImageFamily, tag="fixed", frozen=True, kw_only=True, forbid_un
 
     def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
         pixels = self.framing.normalization.apply(features["pixel_values"])
+        return {**features, "pixel_values": pixels}
+
+    def processor_inputs(
+        self, features: Mapping[str, Array], arithmetic: Arithmetic
+    ) -> dict[str, Array]:
+        pixels = self.framing.normalization.floats(features["pixel_values"], arithmetic)
         return {**features, "pixel_values": pixels}
 
     def _plan(self, dtype: str) -> FeaturePlan:

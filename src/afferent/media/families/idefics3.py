@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from afferent.media.decoded import Array, Media
 from afferent.media.families.entry import EngineFacts, Entry
 from afferent.media.families.family import (
@@ -22,6 +24,7 @@ from afferent.media.families.plan import FeaturePlan, Prompt
 from afferent.media.families.settings import PLAIN_COLOURS, Defaults, pixel_settings
 from afferent.media.families.tokens import image_token_id, named_tokens
 from afferent.media.headers.probe import ImageHeader
+from afferent.media.transforms.normalize import Arithmetic
 from afferent.media.transforms.resize import Resampling
 from afferent.media.transforms.tiles import write_tiles
 from afferent.types import TensorSpec
@@ -78,6 +81,14 @@ class Idefics3Family(
         # Equal tiles need no padding.
         seen = tiles.new_ones(()).long()
         inputs["pixel_attention_mask"] = seen.expand(*tiles.shape[:2], self.side, self.side)
+        return inputs
+
+    def processor_inputs(
+        self, features: Mapping[str, Array], arithmetic: Arithmetic
+    ) -> dict[str, Array]:
+        inputs = super().processor_inputs(features, arithmetic)
+        shape = (*features["pixel_values"].shape[:2], self.side, self.side)
+        inputs["pixel_attention_mask"] = np.ones(shape, np.int64)
         return inputs
 
     def grid(self, header: ImageHeader) -> tuple[int, int]:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from afferent.errors import UnsupportedMedia
-from afferent.media.decoded import DecodedImage, Media
+from afferent.media.decoded import Array, DecodedImage, Media
 from afferent.media.families.family import MediaTokens, ProcessorLayout
 from afferent.media.families.plain import PlainFamily
 from afferent.media.families.plan import FeaturePlan
 from afferent.media.headers.probe import ImageHeader, MediaHeader
-from afferent.media.transforms.normalize import Normalization
+from afferent.media.transforms.normalize import Arithmetic, Normalization
 from afferent.media.transforms.resize import Resampling
 from afferent.types import Modality
 
@@ -36,6 +36,12 @@ class PixelsFamily(ImageFamily, frozen=True, kw_only=True, forbid_unknown_fields
 
     def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
         pixels = self.normalization.apply(features["pixel_values"])
+        return {**features, "pixel_values": pixels}
+
+    def processor_inputs(
+        self, features: Mapping[str, Array], arithmetic: Arithmetic
+    ) -> dict[str, Array]:
+        pixels = self.normalization.floats(features["pixel_values"], arithmetic)
         return {**features, "pixel_values": pixels}
 
 

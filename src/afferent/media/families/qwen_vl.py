@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
 from afferent.errors import ConfigError, InvalidMedia, UnsupportedMedia
@@ -30,7 +31,7 @@ from afferent.media.families.qwen_video import (
 )
 from afferent.media.families.settings import CLIP_COLOURS, PLAIN_COLOURS, Defaults, pixel_settings
 from afferent.media.headers.probe import ImageHeader, MediaHeader, VideoHeader
-from afferent.media.transforms.normalize import Normalization
+from afferent.media.transforms.normalize import Arithmetic, Normalization
 from afferent.media.transforms.patches import patch_views
 from afferent.media.transforms.resize import Resampling
 from afferent.types import Modality, TensorSpec
@@ -142,6 +143,18 @@ class QwenVlFamily(
             inputs["pixel_values_videos"] = self._float_patches(patches, self.video.normalization)
         return inputs
 
+    def processor_inputs(
+        self, features: Mapping[str, Array], arithmetic: Arithmetic
+    ) -> dict[str, Array]:
+        inputs, normalizations = dict(features), {"pixel_values": self.normalization}
+        if self.video is not None:
+            normalizations["pixel_values_videos"] = self.video.normalization
+        for name in normalizations.keys() & inputs.keys():
+            patches = inputs[name].reshape(len(inputs[name]), 3, -1, self.patch_size**2)
+            floats = normalizations[name].floats(patches, arithmetic)
+            inputs[name] = self._repeated_array(floats)
+        return inputs
+
     def resized(self, width: int, height: int) -> tuple[int, int]:
         """Return the size of a resized image: whole merged patches, pixels within the limits.
 
@@ -196,6 +209,15 @@ class QwenVlFamily(
         if times.shape[2] == 1:
             times = times.expand(-1, -1, self.temporal_patch_size, -1)
         return times.reshape(len(patches), -1)
+
+    def _repeated_array(self, floats: Array) -> Array:
+        """Return the same as `repeated`, of arrays ``(num_patches, 3, times, pixels)``."""
+        num, colours, times, pixels = floats.shape
+        if times < self.temporal_patch_size:
+            out = np.empty((num, colours, self.temporal_patch_size, pixels), floats.dtype)
+            out[...] = floats
+            floats = out
+        return floats.reshape(num, -1)
 
     def _float_patches(self, patches: Any, normalization: Normalization) -> Any:
         """Return `repeated` patches as float32, normalized before the repetition."""

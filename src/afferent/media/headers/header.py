@@ -23,6 +23,8 @@ _ORIENTATION: Final = 0x0112
 _BYTE_ORDERS: Final = {b"II*\0": "<", b"MM\0*": ">"}
 _EXIF_INTEGERS: Final = {3: "H", 4: "I"}  # EXIF's types SHORT and LONG
 
+_EBML: Final = b"\x1a\x45\xdf\xa3"
+_BOXES: Final = frozenset({b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"})
 _CUT_OFF: Final = "the image's header is cut off"
 
 # Start-of-frame markers: C0 to CF without DHT, JPG and DAC.
@@ -66,6 +68,12 @@ def format_of(data: Data) -> ImageFormat:
     if magic.startswith((b"GIF87a", b"GIF89a")):
         return ImageFormat.GIF
     raise UnsupportedMedia("the bytes are not those of a JPEG, PNG, WebP or GIF image")
+
+
+def is_container(data: Data) -> bool:
+    """Return whether a file's first bytes are those of a video's container: MP4, MOV, Matroska."""
+    magic = bytes(data[:8])
+    return magic.startswith(_EBML) or magic[4:] in _BOXES
 
 
 def is_of_decoded_format(data: Data) -> bool:

@@ -15,6 +15,7 @@ from afferent.errors import ConfigError, UnsupportedModel
 from afferent.media.families.adapter import AdapterFamily
 from afferent.media.families.family import MAX_SAMPLED_FRAMES, read_json
 from afferent.media.families.registry import AnyFamily, describe
+from afferent.media.transforms.resize import ResizeRule
 
 _MEASURE: Final = "afferent.media.families.measure"
 _TIMEOUT_S = 300.0
@@ -46,7 +47,11 @@ def refuse_unknown(folder: Path) -> None:
 
 
 def family_of(
-    folder: Path, *, reference: bool = False, max_sampled_frames: int = MAX_SAMPLED_FRAMES
+    folder: Path,
+    *,
+    reference: bool = False,
+    max_sampled_frames: int = MAX_SAMPLED_FRAMES,
+    resize_rule: ResizeRule = "pillow",
 ) -> AnyFamily:
     """Return the family of the model in ``folder``, measured in another process if necessary.
 
@@ -54,12 +59,18 @@ def family_of(
         folder: As `transformers` saves models.
         reference: Let the model's own processor make the features, even if the family is known.
         max_sampled_frames: Most frames that are taken of a video.
+        resize_rule: As for `describe`.
 
     Raises:
         ConfigError: The folder contains no model.
         UnsupportedModel: Its processor can't be loaded or used here.
     """
-    known = describe(folder, reference=reference, max_sampled_frames=max_sampled_frames)
+    known = describe(
+        folder,
+        reference=reference,
+        max_sampled_frames=max_sampled_frames,
+        resize_rule=resize_rule,
+    )
     if known is not None:
         return known
     try:

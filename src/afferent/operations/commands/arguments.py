@@ -8,7 +8,7 @@ from pathlib import Path
 from afferent.config import parse_nbytes
 from afferent.errors import ConfigError
 from afferent.store.protocol.items import MAX_ITEMS
-from afferent.types import GiB, ObjectKind
+from afferent.types import GiB, Modality, ObjectKind
 
 _KINDS = [kind.value for kind in ObjectKind]
 _TIERED = [ObjectKind.FEATURES.value, ObjectKind.EMBEDDINGS.value]
@@ -92,6 +92,58 @@ def add_restart(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     restart.add_argument("what", choices=["frontends", "engine"])
     _add_pid(restart)
+
+
+def add_features(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    features = commands.add_parser(
+        "features",
+        help="make the features of files, for batch jobs",
+        description="Make the features of images, videos or audio clips, as the server makes them, "
+        "and write them into one safetensors file, under FILE/NAME, or into the store of a running "
+        "server of the same model. The exit status is 1 if a file failed; the others are written.",
+    )
+    features.add_argument(
+        "model", metavar="MODEL", help="a model's folder, its name on a hub, or a built-in model"
+    )
+    features.add_argument(
+        "files", nargs="+", metavar="FILE", help="files, or folders with nothing but such files"
+    )
+    features.add_argument(
+        "--out",
+        required=True,
+        metavar="NAME.safetensors|store",
+        help="a new file, or 'store' for the store of a running server",
+    )
+    features.add_argument(
+        "--form",
+        choices=["compact", "hf"],
+        default="compact",
+        help="compact: pixels as bytes (default); hf: floats as the model's own processor makes "
+        "them, to the last bit",
+    )
+    features.add_argument(
+        "--backend",
+        choices=["torchvision", "pil"],
+        help="the processor's backend whose results are reproduced (default: as transformers "
+        "chooses here)",
+    )
+    features.add_argument(
+        "--modality",
+        choices=[each.value for each in Modality],
+        help="of all files (default: by their first bytes)",
+    )
+    features.add_argument(
+        "--workers", type=_positive, metavar="N", help="worker processes (default: one a core)"
+    )
+    features.add_argument(
+        "--here",
+        action="store_true",
+        help="decode in this process, unconfined: only for files that you trust",
+    )
+    features.add_argument(
+        "--revision", default="", metavar="NAME", help="branch, tag or commit of a model on a hub"
+    )
+    _add_address(features)
 
 
 def _add_pid(parser: argparse.ArgumentParser) -> None:

@@ -17,12 +17,13 @@ from afferent.config.sizes import format_nbytes
 from afferent.engines import registry
 from afferent.engines.contract import EngineKind, EngineSite, UpstreamKind
 from afferent.errors import ConfigError, TierUnavailable
+from afferent.media.families import hub
 from afferent.media.families.registry import AnyFamily, describe
 from afferent.media.families.unknown import UnknownFamily
 from afferent.media.fetch.files import FileRoots
 from afferent.media.workers import sandbox
 from afferent.media.workers.discover import refuse_unknown
-from afferent.operations.supervisor import hub, sizing
+from afferent.operations.supervisor import sizing
 from afferent.runtime import shortage
 from afferent.store import arena
 from afferent.telemetry import spans
@@ -38,7 +39,7 @@ _RAW_LIMITS = {
 """Part of each limit that is in the arena at once: base64 in a body is decoded to less."""
 
 _TIER_TIMEOUT_S = 3.0
-BUILT_IN_MODELS = Path(__file__).parents[2] / "builtin" / "models"
+BUILT_IN_MODELS = hub.BUILT_IN_MODELS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,27 +179,11 @@ def model_folder(
     Raises:
         ConfigError: There is no such model.
     """
-    name = config.model
-    if hub.is_name(name):
-        return hub.download(
-            name,
-            revision=config.revision,
-            needs_weights=needs_weights,
-            from_cache_only=not may_download,
-        )
-    if config.revision:
-        raise ConfigError(f"--revision {config.revision}: {name} is no model on a hub")
-    built_in = [BUILT_IN_MODELS / name] if "/" not in name else []
-    given = Path(name).expanduser()
-    for folder in (*built_in, given):
-        if (folder / "config.json").is_file():
-            return folder.resolve()
-    if given.is_dir():
-        raise ConfigError(f"MODEL {name}: the folder has no config.json")
-    models = ", ".join(path.name for path in sorted(BUILT_IN_MODELS.iterdir()))
-    raise ConfigError(
-        f"MODEL {name}: must be a folder with a config.json on this machine, a model's name on a "
-        f"hub (ORGANIZATION/NAME), or one of the built-in models: {models}"
+    return hub.find_model(
+        config.model,
+        revision=config.revision,
+        needs_weights=needs_weights,
+        from_cache_only=not may_download,
     )
 
 

@@ -16,10 +16,10 @@ from afferent.config import Loaded, ServeConfig
 from afferent.config.loading import service_variable
 from afferent.engines.contract import EnginePlan, UpstreamKind
 from afferent.errors import ConfigError, in_a_line
+from afferent.media.families import hub
 from afferent.media.families.adapter import AdapterFamily
 from afferent.media.families.registry import AnyFamily
 from afferent.media.workers.discover import family_of
-from afferent.operations.supervisor import hub
 from afferent.operations.supervisor.checks import Checked, check, exposure
 from afferent.operations.supervisor.parts import Part, Plan
 from afferent.runtime.listening import Port

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 from afferent.runtime.tasks import in_thread
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.client.operations import Operations
-from afferent.store.client.steps import Result, Steps
+from afferent.store.client.steps import Result, Steps, run_awaiting
 from afferent.types import ObjectKind
 
 
@@ -55,18 +54,7 @@ class AsyncItemCache(Operations):
         self.store = store
 
     async def _run(self, steps: Steps[Result]) -> Result:
-        try:
-            asked = next(steps)
-            while True:
-                try:
-                    answer = await asked if inspect.isawaitable(asked) else asked
-                except BaseException as error:
-                    asked = steps.throw(error)
-                else:
-                    asked = steps.send(answer)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
+        return await run_awaiting(steps)
 
     def _do(self, work: Callable[..., Any], *args: Any) -> Any:
         return in_thread(work, *args)

@@ -18,7 +18,7 @@ from typing import Any
 
 from afferent.errors import ConfigError
 from afferent.store.client.operations import Operations
-from afferent.store.client.steps import Result, Steps
+from afferent.store.client.steps import Result, Steps, run
 from afferent.store.client.store import Store
 from afferent.types import ObjectKind
 from afferent.wording import shown
@@ -76,13 +76,7 @@ class ItemCache(Operations):
         self.store = store
 
     def _run(self, steps: Steps[Result]) -> Result:
-        try:
-            answer = next(steps)
-            while True:
-                answer = steps.send(answer)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
+        return run(steps)
 
     def _do(self, work: Callable[..., Any], *args: Any) -> Any:
         return work(*args)

@@ -5,6 +5,7 @@ These are generators: each yields the result of a store's verb, and receives the
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,34 @@ _LONG_NBYTES = MiB
 
 Steps = Generator[Any, Any, Result]
 """Running operation that ends with a `Result`."""
+
+
+def run(steps: Steps[Result]) -> Result:
+    """Run all steps, over the verbs of a `Store`."""
+    try:
+        answer = next(steps)
+        while True:
+            answer = steps.send(answer)
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+
+
+async def run_awaiting(steps: Steps[Result]) -> Result:
+    """Run all steps, over verbs whose results are awaited."""
+    try:
+        asked = next(steps)
+        while True:
+            try:
+                answer = await asked if inspect.isawaitable(asked) else asked
+            except BaseException as error:
+                asked = steps.throw(error)
+            else:
+                asked = steps.send(answer)
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+
 
 Fill = Callable[[ContentKey, memoryview], Generator[Any, Any, int]]
 """Writes an item's data into its block and returns the number of written bytes."""

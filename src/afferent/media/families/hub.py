@@ -1,4 +1,6 @@
-"""Models on a hub: downloaded once, into the cache that all programs of a user share.
+"""Folders of models: built-in ones, those on this machine, and those on a hub.
+
+Models on a hub are downloaded once, into the cache that all programs of a user share.
 
 `huggingface_hub` downloads them, and its own environment variables apply: the addresses of the hub
 and the cache, the token, and offline mode.
@@ -12,6 +14,8 @@ from typing import Final
 
 from afferent.errors import ConfigError, in_a_line
 
+BUILT_IN_MODELS: Final = Path(__file__).parents[2] / "builtin" / "models"
+
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _WEIGHTS: Final = "*.safetensors"
 _BESIDE: Final = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
@@ -22,6 +26,40 @@ _LEFT_OUT: Final = ("*/*", "*.bin", "consolidated*")
 def is_name(model: str) -> bool:
     """Return whether it can be a model's name on a hub: ``ORGANIZATION/NAME``, and no path here."""
     return _NAME.fullmatch(model) is not None and not Path(model).exists()
+
+
+def find_model(
+    name: str, *, revision: str = "", needs_weights: bool, from_cache_only: bool = False
+) -> Path:
+    """Return the folder of a built-in model, a model on this machine, or one on a hub.
+
+    Args:
+        name: Name of a built-in model, path of a folder, or a name as accepted by `is_name`.
+        revision: As for `download`.
+        needs_weights: As for `download`.
+        from_cache_only: As for `download`.
+
+    Raises:
+        ConfigError: There is no such model.
+    """
+    if is_name(name):
+        return download(
+            name, revision=revision, needs_weights=needs_weights, from_cache_only=from_cache_only
+        )
+    if revision:
+        raise ConfigError(f"--revision {revision}: {name} is no model on a hub")
+    built_in = [BUILT_IN_MODELS / name] if "/" not in name else []
+    given = Path(name).expanduser()
+    for folder in (*built_in, given):
+        if (folder / "config.json").is_file():
+            return folder.resolve()
+    if given.is_dir():
+        raise ConfigError(f"MODEL {name}: the folder has no config.json")
+    models = ", ".join(path.name for path in sorted(BUILT_IN_MODELS.iterdir()))
+    raise ConfigError(
+        f"MODEL {name}: must be a folder with a config.json on this machine, a model's name on a "
+        f"hub (ORGANIZATION/NAME), or one of the built-in models: {models}"
+    )
 
 
 def endpoint() -> str:

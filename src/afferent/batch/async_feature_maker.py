@@ -1,0 +1,251 @@
+"""Features of a model's media, for programs with an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sized
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from afferent.batch.feature_maker import Features
+from afferent.batch.item_features import FailedItem, Form, ItemFeatures, Progress
+from afferent.batch.item_routes import failed_item
+from afferent.batch.workplace import HERE, STORE_NAME, check_form
+from afferent.errors import AfferentError, ConfigError
+from afferent.runtime.tasks import in_thread
+from afferent.store.block import codec
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.client.steps import run_awaiting
+from afferent.types import Modality
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from afferent.batch.media_sources import Source
+    from afferent.batch.shared_item import SharedItem
+    from afferent.batch.through_store import StoreSteps, Submitted
+    from afferent.media.families.plan import FeaturePlan
+
+T = TypeVar("T")
+
+
+class AsyncFeatures:
+    """Operations of `Features` as coroutines; any number may run at a time.
+
+    In this process, items are made in threads. A cancelled call releases its item.
+
+    Examples:
+        >>> import asyncio
+        >>> from afferent import AsyncFeatures
+        >>> from PIL import Image
+        >>> async def main() -> None:
+        ...     async with AsyncFeatures("shapes") as features:
+        ...         images = [Image.new("RGB", (96, 64), name) for name in ("red", "blue")]
+        ...         async for made in features.make_many(images):
+        ...             print(made["pixel_values"].shape)
+        >>> asyncio.run(main())
+        (80, 588)
+        (80, 588)
+    """
+
+    def __init__(self, model: str | os.PathLike[str], **arguments: Any) -> None:
+        """Create it; ``async with`` or `open` starts it.
+
+        Args:
+            model: As for `Features`.
+            arguments: As for `Features`.
+        """
+        self._given = (model, arguments)
+        self._features: Features | None = None
+        self._store: AsyncDaemonStore | None = None
+        self._steps: StoreSteps | None = None
+
+    async def open(self) -> None:
+        """Load the model, and start or find the processes that make features.
+
+        Raises:
+            ConfigError: As `Features`.
+            UnsupportedModel: Likewise.
+            StoreUnavailable: Likewise.
+        """
+        model, arguments = self._given
+        features = self._features = await in_thread(lambda: Features(model, **arguments))
+        if (address := features.address) is not None:
+            connecting = AsyncDaemonStore.connect(address, name=STORE_NAME, writable=True)
+            self._store = await connecting
+            self._steps = features._place.steps_over(self._store)
+
+    async def close(self) -> None:
+        """End the pool, or the connection to the server."""
+        store, self._store = self._store, None
+        features, self._features = self._features, None
+        if store is not None:
+            await store.close()
+        if features is not None:
+            await in_thread(features.close)
+
+    @property
+    def features(self) -> Features:
+        """The same without an event loop: its properties, `plan` and `model_inputs`.
+
+        Raises:
+            ConfigError: It is not open.
+        """
+        if self._features is None:
+            raise ConfigError("this AsyncFeatures is not open: use it in `async with`")
+        return self._features
+
+    async def plan(
+        self,
+        source: Source | tuple[int, int],
+        *,
+        form: Form = "compact",
+        modality: Modality | None = None,
+    ) -> FeaturePlan:
+        """Return the plan of an item; see `Features.plan`."""
+        features = self.features
+        return await in_thread(lambda: features.plan(source, form=form, modality=modality))
+
+    async def make(
+        self,
+        source: Source,
+        *,
+        form: Form = "compact",
+        tensors: codec.Library = "numpy",
+        modality: Modality | None = None,
+    ) -> ItemFeatures:
+        """Return the features of one item; see `Features.make`."""
+        features, steps = self.features, self._steps
+        if steps is None:
+            return await in_thread(
+                lambda: features.make(source, form=form, tensors=tensors, modality=modality)
+            )
+        check_form(form, tensors)
+        submitted = await self._submit(steps, source, form, modality)
+        arrays, prompt = await self._settled(steps, submitted, steps.collect(submitted))
+        return await in_thread(
+            lambda: features._place.finished(
+                arrays, prompt, submitted.key, form=form, tensors=tensors
+            )
+        )
+
+    async def share(self, source: Source, *, modality: Modality | None = None) -> SharedItem:
+        """Return a reference to the features of one item in the store; see `Features.share`."""
+        features, steps = self.features, self._steps
+        if steps is None:
+            return await in_thread(lambda: features.share(source, modality=modality))
+        submitted = await self._submit(steps, source, "compact", modality)
+        tree = await self._settled(steps, submitted, steps.pin(submitted))
+        return features._place.shared(submitted.key, tree)
+
+    def make_many(
+        self,
+        sources: Iterable[Source],
+        *,
+        form: Form = "compact",
+        tensors: codec.Library = "numpy",
+        modality: Modality | None = None,
+        in_flight: int | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> AsyncIterator[ItemFeatures | FailedItem]:
+        """Yield the features of many items, in order; see `Features.make_many`.
+
+        Args:
+            sources: As for `Features.make_many`.
+            form: Likewise.
+            tensors: Likewise.
+            modality: Likewise.
+            in_flight: Likewise; in this process, the items that threads make at a time.
+            progress: Called after each item.
+        """
+
+        def make(source: Source) -> Awaitable[ItemFeatures]:
+            return self.make(source, form=form, tensors=tensors, modality=modality)
+
+        self.features._place.model.family_for(form)
+        return self._many(sources, make, in_flight, progress)
+
+    def share_many(
+        self,
+        sources: Iterable[Source],
+        *,
+        modality: Modality | None = None,
+        in_flight: int | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> AsyncIterator[SharedItem | FailedItem]:
+        """Yield references to the features of many items, in order; see `Features.share_many`."""
+
+        def share(source: Source) -> Awaitable[SharedItem]:
+            return self.share(source, modality=modality)
+
+        return self._many(sources, share, in_flight, progress)
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # Inside
+
+    async def _submit(
+        self, steps: StoreSteps, source: Source, form: Form, modality: Modality | None
+    ) -> Submitted:
+        features = self.features
+        data, kind, key = await in_thread(lambda: features._place.file_of(source, form, modality))
+        return await run_awaiting(steps.submit(data, kind, key=key, may_wait=True))
+
+    async def _settled(self, steps: StoreSteps, submitted: Submitted, rest: Any) -> Any:
+        try:
+            return await run_awaiting(rest)
+        except asyncio.CancelledError:
+            steps.abandon(submitted)
+            raise
+
+    async def _many(
+        self,
+        sources: Iterable[Source],
+        make: Callable[[Source], Awaitable[T]],
+        in_flight: int | None,
+        progress: Callable[[Progress], None] | None,
+    ) -> AsyncIterator[T | FailedItem]:
+        features = self.features
+        most = features._place.num_in_flight(in_flight)
+        if features._place.where == HERE:
+            most = in_flight or len(os.sched_getaffinity(0))
+        num_total = len(sources) if isinstance(sources, Sized) else None
+        waiting: deque[asyncio.Task[T | FailedItem]] = deque()
+        num_done = num_failed = 0
+        rest = enumerate(sources)
+        try:
+            while True:
+                while len(waiting) < most and (following := next(rest, None)) is not None:
+                    waiting.append(asyncio.create_task(_tried(make, *following)))
+                if not waiting:
+                    return
+                result = await waiting.popleft()
+                num_done, num_failed = num_done + 1, num_failed + isinstance(result, FailedItem)
+                if progress is not None:
+                    progress(Progress(num_done, num_failed, num_total))
+                yield result
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def _tried(
+    make: Callable[[Source], Awaitable[T]], index: int, source: Source
+) -> T | FailedItem:
+    try:
+        return await make(source)
+    except AfferentError as error:
+        return failed_item(index, source, error)

@@ -1,0 +1,172 @@
+"""Ways of items from their sources to results: in this process, or through a store."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from afferent.batch.item_features import FailedItem, Form, ItemFeatures
+from afferent.batch.workplace import Workplace, of_extra
+from afferent.errors import AfferentError, InternalError, StoreFull
+from afferent.store.block import codec
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.client.steps import run
+from afferent.types import Modality, ObjectKind
+
+if TYPE_CHECKING:
+    from afferent.batch.shared_item import SharedItem
+    from afferent.batch.through_store import Submitted
+
+Result = TypeVar("Result")
+Ticket = TypeVar("Ticket")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Requested results."""
+
+    form: Form
+    tensors: codec.Library
+    modality: Modality | None
+
+
+class Route(Generic[Ticket, Result]):
+    """Way from a source to its result: submitted, then collected."""
+
+    def submit(self, source: Any, *, may_wait: bool) -> Ticket:
+        """Begin an item.
+
+        Raises:
+            StoreFull: There is no space, and it may not wait for it.
+        """
+        raise NotImplementedError
+
+    def collect(self, ticket: Ticket) -> Result:
+        """Return the result of an item."""
+        raise NotImplementedError
+
+    def abandon(self, ticket: Ticket) -> None:
+        """Release an item that is not collected; never fails."""
+
+    def is_full(self, tickets: Iterable[Ticket]) -> bool:
+        """Whether an item has to be collected before the next one is submitted."""
+        return False
+
+
+@dataclass(slots=True)
+class _Entry(Generic[Ticket]):
+    """Item of a batch: submitted, or failed already."""
+
+    index: int
+    source: Any
+    ticket: Ticket | None = None
+    error: AfferentError | None = None
+
+
+def pipeline(
+    sources: Iterable[Any], route: Route[Ticket, Result], *, in_flight: int
+) -> Iterator[Result | FailedItem]:
+    """Yield the results of a route in order, with at most ``in_flight`` items submitted."""
+    waiting: deque[_Entry[Ticket]] = deque()
+    try:
+        for index, source in enumerate(sources):
+            while waiting and (
+                len(waiting) >= in_flight
+                or route.is_full(entry.ticket for entry in waiting if entry.ticket is not None)
+            ):
+                yield _collected(waiting.popleft(), route)
+            entry = _submitted(index, source, route, may_wait=not waiting)
+            while isinstance(entry.error, StoreFull) and waiting:
+                yield _collected(waiting.popleft(), route)
+                entry = _submitted(index, source, route, may_wait=not waiting)
+            waiting.append(entry)
+        while waiting:
+            yield _collected(waiting.popleft(), route)
+    finally:
+        for entry in waiting:
+            if entry.ticket is not None:
+                route.abandon(entry.ticket)
+
+
+def _submitted(
+    index: int, source: Any, route: Route[Ticket, Any], *, may_wait: bool
+) -> _Entry[Ticket]:
+    try:
+        return _Entry(index, source, route.submit(source, may_wait=may_wait))
+    except AfferentError as error:
+        return _Entry(index, source, error=error)
+
+
+def _collected(entry: _Entry[Ticket], route: Route[Ticket, Any]) -> Any:
+    try:
+        if entry.ticket is not None:
+            return route.collect(entry.ticket)
+    except AfferentError as error:
+        entry.error = error
+    return failed_item(entry.index, entry.source, entry.error or InternalError("nothing was made"))
+
+
+def failed_item(index: int, source: Any, error: AfferentError) -> FailedItem:
+    """Return the result of an item that failed."""
+    path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
+    return FailedItem(index, path, error)
+
+
+class Here(Route[Any, ItemFeatures]):
+    """Way through this process: an item is made when it is collected."""
+
+    def __init__(self, place: Workplace, wish: Wish) -> None:
+        self._place, self._wish = place, wish
+        self._in_process = of_extra("afferent.batch.in_process")
+
+    def submit(self, source: Any, *, may_wait: bool) -> Any:
+        return (source,)
+
+    def collect(self, ticket: Any) -> ItemFeatures:
+        wish = self._wish
+        arrays, plan, key = self._in_process.make(
+            self._place.model, ticket[0], form=wish.form, modality=wish.modality
+        )
+        return self._place.finished(arrays, plan.prompt, key, form=wish.form, tensors=wish.tensors)
+
+
+class _ThroughStore(Route["Submitted", Result]):
+    """Way through a store.
+
+    Invariants: submitted items have at most half of the store's space for features, so that a
+    result that is taken late does not keep the workers idle.
+    """
+
+    def __init__(self, store: DaemonStore, place: Workplace, wish: Wish) -> None:
+        self._place, self._wish = place, wish
+        self._steps = place.steps_over(store)
+        self._max_nbytes = store.stat().kinds[ObjectKind.FEATURES].capacity_nbytes // 2
+
+    def submit(self, source: Any, *, may_wait: bool) -> Submitted:
+        data, kind, key = self._place.file_of(source, self._wish.form, self._wish.modality)
+        return run(self._steps.submit(data, kind, key=key, may_wait=may_wait))
+
+    def abandon(self, ticket: Submitted) -> None:
+        self._steps.abandon(ticket)
+
+    def is_full(self, tickets: Iterable[Submitted]) -> bool:
+        return sum(ticket.nbytes for ticket in tickets) > self._max_nbytes
+
+
+class Copied(_ThroughStore[ItemFeatures]):
+    """Way through a store to results in memory of their own."""
+
+    def collect(self, ticket: Submitted) -> ItemFeatures:
+        arrays, prompt = run(self._steps.collect(ticket))
+        form, tensors = self._wish.form, self._wish.tensors
+        return self._place.finished(arrays, prompt, ticket.key, form=form, tensors=tensors)
+
+
+class Shared(_ThroughStore["SharedItem"]):
+    """Way through a store to results that stay there."""
+
+    def collect(self, ticket: Submitted) -> SharedItem:
+        return self._place.shared(ticket.key, run(self._steps.pin(ticket)))

@@ -1,0 +1,157 @@
+"""Sources of media: paths, bytes of files, PIL images and arrays."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Final
+
+import imagecodecs
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from afferent.batch.item_features import Form
+from afferent.batch.media_model import image_header_of
+from afferent.config import Limits
+from afferent.errors import InvalidMedia
+from afferent.media.decode.image import decode_image
+from afferent.media.decode.pillow import copy_rgb
+from afferent.media.decoded import DecodedAudio, DecodedImage
+from afferent.media.headers.header import ImageFormat, format_of
+from afferent.media.headers.probe import ImageHeader, check_size
+from afferent.wording import shown
+
+Source = str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image | NDArray[np.generic]
+"""Path of a file, its bytes, a PIL image, pixels ``(height, width, 3)``, or samples ``(n,)``."""
+
+_GREY16: Final = bytes((16, 0))
+_GREY16_AT: Final = slice(24, 26)
+"""Bit depth and colour type of a PNG file."""
+
+
+def path_of(source: object) -> str | None:
+    """Return the path of a source; ``None`` for all others."""
+    return os.fspath(source) if isinstance(source, str | os.PathLike) else None
+
+
+def read(
+    source: Source, *, form: Form, sample_rate_hz: int
+) -> memoryview | DecodedImage | DecodedAudio:
+    """Return the bytes of a file, or a decoded source.
+
+    Args:
+        form: A PIL image with 16 bits is converted as this form requires.
+        sample_rate_hz: Rate of an array of samples.
+
+    Raises:
+        InvalidMedia: It can't be read, or is no image or clip.
+    """
+    match source:
+        case str() | os.PathLike():
+            return memoryview(_read_file(source))
+        case bytes() | bytearray() | memoryview():
+            return memoryview(source).cast("B")
+        case Image.Image():
+            return DecodedImage(_rgb(source, form))
+        case np.ndarray() if source.ndim == 1:
+            return DecodedAudio(_samples(source), sample_rate_hz)
+        case np.ndarray():
+            image_header_of(source)
+            return DecodedImage(np.ascontiguousarray(source, np.uint8))
+    raise InvalidMedia(
+        f"{shown(source)} is no item: give a path, the bytes of a file, a PIL image or an array"
+    )
+
+
+def as_file(source: memoryview | DecodedImage | DecodedAudio, form: Form) -> memoryview:
+    """Return a source as a file, for a worker; decoded ones become lossless files.
+
+    Raises:
+        InvalidMedia: Workers can't make this form of it.
+    """
+    match source:
+        case DecodedImage(pixels):
+            return memoryview(imagecodecs.png_encode(pixels, level=0))
+        case DecodedAudio(samples, rate_hz):
+            return memoryview(_wav(samples, rate_hz))
+    if form == "hf" and is_grey16(source):
+        raise InvalidMedia(
+            'an image with 16 bits of grey has another form="hf" than others, which workers do not '
+            'make: use where="here" for it'
+        )
+    return source
+
+
+def decode_for(data: memoryview, header: ImageHeader, limits: Limits, form: Form) -> DecodedImage:
+    """Decode an image.
+
+    Only for 16 bits of grey the forms differ: `transformers` clips them, so that most become white.
+
+    Raises:
+        InvalidMedia: It can't be decoded.
+        MediaTooLarge: It exceeds the limits.
+    """
+    if form == "hf" and is_grey16(data):
+        check_size(header.width, header.height, limits)
+        try:
+            with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
+                upright = ImageOps.exif_transpose(image)
+                return DecodedImage(np.array(upright.convert("RGB")))
+        except (OSError, ValueError, SyntaxError) as error:
+            raise InvalidMedia("the image can't be decoded as transformers does") from error
+    return decode_image(data, header, limits)
+
+
+def is_grey16(data: memoryview) -> bool:
+    """Return whether a file is a PNG with 16 bits of grey."""
+    try:
+        is_png = format_of(data) is ImageFormat.PNG
+    except InvalidMedia:
+        return False
+    return is_png and bytes(data[_GREY16_AT]) == _GREY16
+
+
+def _read_file(path: str | os.PathLike[str]) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        if "://" in os.fspath(path):
+            raise InvalidMedia(
+                f"{os.fspath(path)} is a URL, which is not fetched: give its bytes"
+            ) from error
+        raise InvalidMedia(f"{os.fspath(path)} can't be read: {error.strerror}") from error
+
+
+def _rgb(image: Image.Image, form: Form) -> NDArray[np.uint8]:
+    """Return an image of any mode as RGB over white; its EXIF data, if any, are not applied."""
+    try:
+        if form == "hf" and image.mode.startswith("I;16"):
+            return np.array(image.convert("RGB"))
+        pixels = np.empty((image.height, image.width, 3), np.uint8)
+        copy_rgb(image, pixels)
+    except (OSError, ValueError, SyntaxError) as error:  # opened, and not yet decoded
+        raise InvalidMedia("the PIL image can't be decoded") from error
+    return pixels
+
+
+def _samples(samples: NDArray[np.generic]) -> NDArray[np.float32]:
+    if samples.dtype.kind != "f" or not samples.size:
+        raise InvalidMedia(
+            "a clip as an array is float, (num_samples,), mono, at the model's rate; this one is "
+            f"{samples.dtype.name} {samples.shape}"
+        )
+    return samples.astype(np.float32)
+
+
+def _wav(samples: NDArray[np.float32], rate_hz: int) -> bytes:
+    """Return a WAV file with float samples."""
+    data = samples.astype("<f4").tobytes()
+    head = np.array([16, 0], "<u4")[:1].tobytes()
+    kind = np.array([3, 1], "<u2").tobytes()
+    rates = np.array([rate_hz, 4 * rate_hz], "<u4").tobytes()
+    size = np.array([4, 32], "<u2").tobytes()
+    body = b"WAVEfmt " + head + kind + rates + size + b"data"
+    body += len(data).to_bytes(4, "little") + data
+    return b"RIFF" + len(body).to_bytes(4, "little") + body

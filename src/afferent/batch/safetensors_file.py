@@ -1,0 +1,147 @@
+"""Writer of one safetensors file for a batch, tensor by tensor, without torch.
+
+The format begins with a table of all tensors, which is known only at the end. So tensors are
+written to temporary files beside the target, and copied behind the table then: those of the widest
+type first, so that each is aligned as torch requires, without holes, which the format forbids.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+import numpy as np
+
+from afferent.errors import ConfigError
+
+_DTYPES: Final = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+}
+_WIDTHS: Final = (8, 4, 2, 1)
+_ALIGNMENT: Final = 8
+_PIECE_NBYTES: Final = 1 << 24
+
+
+class SafetensorsFile:
+    """New safetensors file; it appears under its name when it is complete.
+
+    Invariants: memory holds the table only, never the tensors of a batch.
+    """
+
+    def __init__(self, path: Path, metadata: Mapping[str, str]) -> None:
+        """Begin a file.
+
+        Args:
+            path: Its path; an existing file is replaced at the end.
+            metadata: Texts for its ``__metadata__``.
+
+        Raises:
+            ConfigError: Its folder can't be written to.
+        """
+        self._path, self._metadata = path, dict(metadata)
+        self._entries: list[_Entry] = []
+        self._nbytes = dict.fromkeys(_WIDTHS, 0)
+        with contextlib.ExitStack() as opened:
+            try:
+                self._data = {
+                    width: opened.enter_context(tempfile.TemporaryFile(dir=path.parent))
+                    for width in _WIDTHS
+                }
+            except OSError as error:
+                raise ConfigError(f"--out {path}: {error.strerror}") from error
+            self._opened = opened.pop_all()
+
+    def add(self, name: str, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Write tensors as ``name/tensor``.
+
+        Raises:
+            OSError: The disk is full.
+        """
+        for key, tensor in tensors.items():
+            data, width = np.ascontiguousarray(tensor), tensor.dtype.itemsize
+            self._data[width].write(data.tobytes())
+            start = self._nbytes[width]
+            self._nbytes[width] = start + data.nbytes
+            self._entries.append(_Entry(f"{name}/{key}", data.dtype.name, data.shape, start))
+
+    def finish(self) -> None:
+        """Write the table and the tensors under the file's name.
+
+        Raises:
+            OSError: The disk is full.
+        """
+        table = msgspec.json.encode(self._table())
+        table += b" " * (-len(table) % _ALIGNMENT)
+        partial = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            with partial.open("wb") as file:
+                file.write(len(table).to_bytes(8, "little") + table)
+                for width in _WIDTHS:
+                    self._data[width].seek(0)
+                    shutil.copyfileobj(self._data[width], file, _PIECE_NBYTES)
+            partial.replace(self._path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                partial.unlink()
+
+    def _table(self) -> dict[str, Any]:
+        starts, start = {}, 0
+        for width in _WIDTHS:
+            starts[width] = start
+            start += self._nbytes[width]
+        table: dict[str, Any] = {"__metadata__": self._metadata}
+        for entry in self._entries:
+            width = np.dtype(entry.dtype).itemsize
+            begin = starts[width] + entry.start
+            end = begin + width * math.prod(entry.shape)
+            table[entry.name] = {
+                "dtype": _DTYPES[entry.dtype],
+                "shape": entry.shape,
+                "data_offsets": (begin, end),
+            }
+        return table
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self.finish()
+        finally:
+            self._opened.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Tensor that begins at ``start`` among those of its width."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int

@@ -1,0 +1,163 @@
+"""Reference to one item's features in a store: small, and valid in every process of the node."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any, Final, Self
+
+from msgspec import Struct, msgpack
+
+from afferent.batch.item_features import ItemFeatures, Producer
+from afferent.errors import StaleHandle
+from afferent.store.block import codec, torch_tensors
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.store.protocol.items import Find
+from afferent.store.protocol.results import existing
+from afferent.types import ContentKey, KeyBytes, NonNegative, decode, encode
+
+_PROMPT: Final = "prompt"
+
+
+class _Packed(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Content of a pickled `SharedItem`."""
+
+    address: str
+    key: KeyBytes
+    nbytes: NonNegative
+    is_own: bool
+
+
+_packed_decoder = msgpack.Decoder(_Packed)
+
+
+class SharedItem:
+    """Features of one item in a store: its name is its content, and its pickle has some 150 bytes.
+
+    `Features.share` makes it, with a pin that ends with this object, or by `release`. A pickled
+    copy pins nothing until `features` opens it: keep the original until then, or the item may be
+    evicted if the store needs the space. It can be sent by `multiprocessing`, a `DataLoader` or
+    Ray, to processes of the same node.
+
+    Attributes:
+        key: Content key of the features: equal for equal items and settings.
+        nbytes: Bytes of all tensors.
+        made_by: As for `ItemFeatures`.
+    """
+
+    __slots__ = ("_address", "_tree", "key", "made_by", "nbytes")
+
+    key: ContentKey
+    nbytes: int
+    made_by: Producer
+
+    def __init__(self, packed: bytes) -> None:
+        """Restore a pickled one; `Features.share` makes new ones.
+
+        Raises:
+            FormatError: These are not the bytes of a `SharedItem`.
+        """
+        found = decode(_packed_decoder, packed)
+        self._address, self.key = found.address, ContentKey(found.key)
+        self.nbytes = found.nbytes
+        self.made_by = "transformers" if found.is_own else "afferent"
+        self._tree: dict[str, Any] | None = None
+
+    @classmethod
+    def pinned(cls, address: str, key: ContentKey, tree: dict[str, Any], made_by: Producer) -> Self:
+        """Return the reference to a tree of views, whose pin it keeps."""
+        nbytes = sum(int(each.nbytes) for name, each in tree.items() if name != _PROMPT)
+        is_own = made_by == "transformers"
+        item = cls(encode(_Packed(address, key, nbytes, is_own)))
+        item._tree = tree
+        return item
+
+    def features(self, *, tensors: codec.Library = "numpy") -> ItemFeatures:
+        """Return the features as read-only views, pinned for as long as one of them lives.
+
+        Args:
+            tensors: As for `Store.view`, which describes the effect of writing into torch tensors.
+
+        Raises:
+            StaleHandle: They were evicted.
+            StoreUnavailable: The store is gone.
+        """
+        tree = self._tree if self._tree is not None else self._found()
+        views = {name: each for name, each in tree.items() if name != _PROMPT}
+        if tensors == "torch":
+            views = {name: torch_tensors.as_tensor(each) for name, each in views.items()}
+        return ItemFeatures(
+            views, prompt=tuple(tree[_PROMPT]), form="compact", made_by=self.made_by, key=self.key
+        )
+
+    def release(self) -> None:
+        """Release this object's own pin; views that it has returned keep theirs."""
+        self._tree = None
+
+    def _found(self) -> Mapping[str, Any]:
+        store = _connections.to(self._address)
+        request = f"shared-{next(_numbers)}"
+        try:
+            (outcome,) = store.acquire(request, [Find(self.key)])
+            handle = existing(outcome)
+            if handle is None:
+                raise StaleHandle(
+                    f"the features {self.key.hex()[:12]} are not in the store any more: keep the "
+                    "SharedItem that Features.share returned until its copies are opened, or give "
+                    "the store more memory (arena_nbytes, --arena-nbytes)"
+                )
+            tree: Mapping[str, Any] = store.view_for(request, handle)
+            return tree
+        finally:
+            store.forget(request)  # the tree's arrays get a pin of their own
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        is_own = self.made_by == "transformers"
+        return SharedItem, (encode(_Packed(self._address, self.key, self.nbytes, is_own)),)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SharedItem) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __repr__(self) -> str:
+        pinned = ", pinned" if self._tree is not None else ""
+        return f"<SharedItem {self.key.hex()[:12]}: {self.nbytes:,} bytes{pinned}>"
+
+
+SharedItem.__module__ = "afferent"  # its public home, which makes its pickles shorter
+
+_numbers = itertools.count()
+
+
+class _Connections:
+    """Connections of this process to stores, each opened at its first use.
+
+    Invariants: a forked process begins without any, because it can't use those of its parent.
+    """
+
+    def __init__(self) -> None:
+        self._clear()
+        os.register_at_fork(after_in_child=self._clear)
+
+    def to(self, address: str) -> DaemonStore:
+        """Return the connection to a store.
+
+        Raises:
+            StoreUnavailable: No store answers there.
+        """
+        with self._lock:
+            store = self._stores.get(address)
+            if store is None:
+                store = self._stores[address] = DaemonStore(address, name="shared-items")
+            return store
+
+    def _clear(self) -> None:
+        self._lock = threading.Lock()
+        self._stores: dict[str, DaemonStore] = {}
+
+
+_connections: Final = _Connections()

@@ -1,0 +1,210 @@
+"""Steps of an item through a store whose workers make features: submitted, then collected.
+
+Each item is one request of the store, so that its pins end with it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from afferent import keys
+from afferent.batch.media_model import MediaModel
+from afferent.errors import AfferentError, InternalError
+from afferent.media.decoded import Array
+from afferent.media.families.plan import Prompt
+from afferent.media.headers.probe import ImageHeader, probe_image
+from afferent.media.workers.jobs import (
+    PLAN_NBYTES,
+    InputRange,
+    Job,
+    MakeFeatures,
+    PlanFile,
+    PlanImage,
+    Planned,
+    cost_us,
+    planned_decoder,
+)
+from afferent.store.client.steps import Steps
+from afferent.store.protocol.items import Queue, SealItem
+from afferent.store.protocol.results import Failed, Outcome, Pending, existing
+from afferent.types import (
+    ContentKey,
+    CreateItem,
+    Handle,
+    Modality,
+    ObjectKind,
+    ReserveItem,
+    decode,
+    encode,
+)
+
+_PLAN_TAG = b"afferent/plan/v1"
+_WAIT_FOR_SPACE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """Item whose features are being made; its request pins them.
+
+    ``nbytes`` is the space that it has in the store.
+    """
+
+    request: str
+    key: ContentKey
+    outcome: Outcome
+    nbytes: int
+
+
+class StoreSteps:
+    """Steps over the verbs of a `DaemonStore` or an `AsyncDaemonStore`."""
+
+    def __init__(self, verbs: Any, model: MediaModel, *, timeout_s: float) -> None:
+        """Create them.
+
+        Args:
+            timeout_s: Longest wait for the features of one item.
+        """
+        self._verbs, self._model, self._timeout_s = verbs, model, timeout_s
+        self._next = itertools.count().__next__
+
+    def submit(
+        self, data: memoryview, modality: Modality, *, key: ContentKey, may_wait: bool
+    ) -> Steps[Submitted]:
+        """Write a file into the store, and queue the job that makes its features.
+
+        Args:
+            key: Key of the features.
+            may_wait: Wait for space; otherwise fail at once.
+
+        Raises:
+            InvalidMedia: The item can't be used.
+            StoreFull: There is no space now.
+            ArenaTooSmall: The arena is too small for the item.
+        """
+        request = f"features-{self._next()}"
+        try:
+            return (yield from self._begin(request, data, modality, key, may_wait=may_wait))
+        except BaseException:
+            self._verbs.forget(request)
+            raise
+
+    def collect(self, submitted: Submitted) -> Steps[tuple[dict[str, Array], Prompt]]:
+        """Return copies of the features, and the prompt; the item is released.
+
+        Raises:
+            InvalidMedia: The item can't be used.
+            Unavailable: It could not be made now.
+        """
+        try:
+            handle = yield from self._settled(submitted)
+            return self._copied(submitted.request, handle)
+        finally:
+            self._verbs.forget(submitted.request)
+
+    def pin(self, submitted: Submitted) -> Steps[dict[str, Any]]:
+        """Return the tree of the features, pinned for as long as its arrays live.
+
+        Raises:
+            InvalidMedia: The item can't be used.
+            Unavailable: It could not be made now.
+        """
+        try:
+            handle = yield from self._settled(submitted)
+            tree: dict[str, Any] = self._verbs.view_for(submitted.request, handle)
+            return tree
+        finally:
+            self._verbs.forget(submitted.request)  # the tree's arrays get a pin of their own
+
+    def abandon(self, submitted: Submitted) -> None:
+        """Release an item that is not collected; never fails."""
+        self._verbs.forget(submitted.request)
+
+    def _begin(
+        self,
+        request: str,
+        data: memoryview,
+        modality: Modality,
+        key: ContentKey,
+        *,
+        may_wait: bool,
+    ) -> Steps[Submitted]:
+        planned = self._planned(data, modality)
+        if may_wait:
+            yield from self._reserve(request, data, planned)
+        raw = yield from self._write(request, data)
+        file = InputRange(0, len(data))
+        if not isinstance(planned, Planned):
+            job = PlanFile(modality, file) if planned is None else PlanImage(planned)
+            planned = yield from self._ask(request, key, job, [raw] if planned is None else [])
+        make = MakeFeatures(planned.header, file)
+        nbytes = planned.plan.nbytes
+        queued = Queue(key, ObjectKind.FEATURES, nbytes, [raw], encode(make), cost_us(make))
+        outcome: Outcome
+        (outcome,) = yield self._verbs.acquire(request, [queued])
+        if isinstance(outcome, Failed):
+            raise outcome.failure.error()
+        self._verbs.unpin(request, [raw])  # the job has pinned it
+        return Submitted(request=request, key=key, outcome=outcome, nbytes=nbytes + len(data))
+
+    def _planned(self, data: memoryview, modality: Modality) -> Planned | ImageHeader | None:
+        """Return the plan of an image, or as much of it as only a worker can complete."""
+        if modality is not Modality.IMAGE:
+            return None
+        header = probe_image(data, self._model.limits)
+        plan = self._model.family.plan(header)
+        return header if plan is None else Planned(header, plan)
+
+    def _settled(self, submitted: Submitted) -> Steps[Handle]:
+        outcome = submitted.outcome
+        if isinstance(outcome, Pending):
+            (outcome,) = yield self._verbs.wait(
+                submitted.request, [submitted.key], timeout_s=self._timeout_s
+            )
+        return _handle_of(outcome)
+
+    def _copied(self, request: str, handle: Handle) -> tuple[dict[str, Array], Prompt]:
+        tree = self._verbs.view_for(request, handle)
+        prompt = tuple(tree.pop("prompt"))
+        return {name: np.array(view) for name, view in tree.items()}, prompt
+
+    def _reserve(
+        self, request: str, data: memoryview, planned: Planned | ImageHeader | None
+    ) -> Steps[None]:
+        space = [ReserveItem(ObjectKind.RAW, len(data))]
+        if isinstance(planned, Planned):
+            space.append(ReserveItem(ObjectKind.FEATURES, planned.plan.nbytes))
+        yield self._verbs.reserve(request, space, timeout_s=_WAIT_FOR_SPACE_S)
+
+    def _write(self, request: str, data: memoryview) -> Steps[Handle]:
+        (handle,) = yield self._verbs.create(request, [CreateItem(ObjectKind.RAW, len(data))])
+        target = np.frombuffer(self._verbs.block(handle), np.uint8)
+        np.copyto(target, np.frombuffer(data, np.uint8))
+        del target
+        sealed: list[Handle] = yield self._verbs.seal(request, [SealItem(handle, len(data))])
+        return sealed[0]
+
+    def _ask(
+        self, request: str, item: ContentKey, job: Job, inputs: list[Handle]
+    ) -> Steps[Planned]:
+        """Have a worker make a plan."""
+        key = keys.frame(_PLAN_TAG, item)
+        asked = Queue(key, ObjectKind.RECORDS, PLAN_NBYTES, inputs, encode(job), cost_us(job))
+        (outcome,) = yield self._verbs.acquire(request, [asked])
+        if isinstance(outcome, Pending):
+            (outcome,) = yield self._verbs.wait(request, [key], timeout_s=self._timeout_s)
+        handle = _handle_of(outcome)
+        planned = decode(planned_decoder, self._verbs.block(handle))
+        self._verbs.unpin(request, [handle])
+        return planned
+
+
+def _handle_of(outcome: Outcome) -> Handle:
+    handle = existing(outcome)
+    if handle is not None:
+        return handle
+    error: AfferentError = InternalError("the store gave no features")
+    raise outcome.failure.error() if isinstance(outcome, Failed) else error

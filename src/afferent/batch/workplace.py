@@ -1,0 +1,224 @@
+"""Place where `afferent.Features` makes features: this process, a pool, or a server's workers."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+from afferent.batch.item_features import Form, ItemFeatures
+from afferent.config import Limits
+from afferent.errors import ConfigError, UnsupportedModel
+from afferent.media.families import hub
+from afferent.media.families.plan import Prompt
+from afferent.store.block import codec, torch_tensors
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.types import ContentKey, Modality
+from afferent.wording import any_of
+
+if TYPE_CHECKING:
+    from afferent.batch.media_model import Backend, MediaModel
+    from afferent.batch.media_sources import Source
+    from afferent.batch.shared_item import SharedItem
+    from afferent.batch.through_store import StoreSteps
+    from afferent.batch.worker_pool import WorkerPool
+
+HERE: Final = "here"
+POOL: Final = "pool"
+STORE_NAME: Final = "features"
+_FORMS: Final = ("compact", "hf")
+_ITEM_TIMEOUT_S: Final = 180.0
+_SERVERS_IN_FLIGHT: Final = 16
+_FOR_EACH_WORKER: Final = 4
+
+
+def of_extra(name: str) -> ModuleType:
+    """Import a module that needs the extra ``server``.
+
+    Raises:
+        ConfigError: The extra is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"Features needs {error.name}: install the decoders with pip install "
+            "'afferent-mm[server]'"
+        ) from error
+
+
+def check_form(form: str, tensors: str) -> None:
+    """Check the requested form of results.
+
+    Raises:
+        ConfigError: One of the values is wrong.
+    """
+    if form not in _FORMS:
+        raise ConfigError(f"form={form!r}: must be {any_of(_FORMS)}")
+    if tensors not in ("numpy", "torch"):
+        raise ConfigError(f"tensors={tensors!r}: must be numpy or torch")
+
+
+class Workplace:
+    """Model, and the processes that make its features; arguments as for `Features`."""
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        where: str,
+        num_workers: int | None,
+        backend: Backend | None,
+        revision: str,
+        arena_nbytes: int,
+        limits: Mapping[str, Any] | None,
+    ) -> None:
+        if num_workers is not None and (where != POOL or num_workers < 1):
+            raise ConfigError(
+                f"num_workers={num_workers}: at least 1, and only with where={POOL!r}"
+            )
+        models = of_extra("afferent.batch.media_model")
+        if backend not in (None, *models.RULES):
+            raise ConfigError(f"backend={backend!r}: must be {any_of(models.RULES)}")
+        self.folder = hub.find_model(os.fspath(model), revision=revision, needs_weights=False)
+        self.where, self._backend = where, backend
+        self._limits = dict(limits or {})
+        self._num_workers = num_workers or len(os.sched_getaffinity(0))
+        self._lock, self._opened = threading.Lock(), _NOT_OPENED
+        self._pool: WorkerPool | None = None
+        self.model: MediaModel = models.MediaModel.load(
+            self.folder, backend=backend or models.default_backend(), limits=_limits_of(limits)
+        )
+        if where == POOL:
+            self._pool = of_extra("afferent.batch.worker_pool").WorkerPool(
+                *(self.model.family, self.model.limits),
+                num_workers=self._num_workers,
+                arena_nbytes=arena_nbytes,
+            )
+        elif where != HERE:
+            servers = of_extra("afferent.batch.server_check")
+            self.model = servers.matching_model(self.model, where, backend=backend)
+
+    @property
+    def address(self) -> str | None:
+        """Address of the store of the pool or the server; ``None`` in this process."""
+        if self._pool is not None:
+            return self._pool.address
+        return None if self.where == HERE else self.where
+
+    @property
+    def arguments(self) -> tuple[str, str, Backend | None, dict[str, Any]]:
+        """Arguments of the same in another process, which uses the pool of this one."""
+        return str(self.folder), self.address or HERE, self._backend, self._limits
+
+    def num_in_flight(self, given: int | None) -> int:
+        """Return the most items that are taken before their results are.
+
+        Raises:
+            ConfigError: The given number is wrong.
+        """
+        if given is not None and given < 1:
+            raise ConfigError(f"in_flight={given}: must be at least 1")
+        if self.where == HERE:
+            return 1
+        usual = self._num_workers * _FOR_EACH_WORKER if self._pool else _SERVERS_IN_FLIGHT
+        return given or usual
+
+    def store(self) -> DaemonStore:
+        """Return this process's connection; a forked process opens its own.
+
+        Raises:
+            ConfigError: There is no store.
+            StoreUnavailable: The store is gone.
+        """
+        address = self.address
+        if address is None:
+            raise ConfigError(
+                "share and share_many need a store: Features(model, where='pool'), or the address "
+                "of a server's store"
+            )
+        with self._lock:
+            if self._opened.store is None or self._opened.pid != os.getpid():
+                store = DaemonStore(address, name=STORE_NAME, writable=True)
+                self._opened = _Opened(os.getpid(), store)
+                return store
+            return self._opened.store
+
+    def steps_over(self, verbs: Any) -> StoreSteps:
+        """Return the steps of items over the verbs of a store."""
+        steps: StoreSteps = of_extra("afferent.batch.through_store").StoreSteps(
+            verbs, self.model, timeout_s=_ITEM_TIMEOUT_S
+        )
+        return steps
+
+    def file_of(
+        self, source: Source, form: Form, modality: Modality | None
+    ) -> tuple[memoryview, Modality, ContentKey]:
+        """Return a source as a file for a worker, its modality, and the key of its features.
+
+        Raises:
+            InvalidMedia: The item can't be used.
+            UnsupportedModel: The form needs the model's own processor in this process.
+        """
+        model = self.model
+        if model.family_for(form) is not model.family:
+            raise UnsupportedModel(
+                'form="hf" of this model is made by its own processor, which runs with '
+                'where="here" only'
+            )
+        sources = of_extra("afferent.batch.media_sources")
+        opened = sources.read(source, form=form, sample_rate_hz=model.family.sample_rate_hz)
+        data: memoryview = sources.as_file(opened, form)
+        kind = model.modality(data, modality)
+        return data, kind, model.key(data, kind)
+
+    def finished(
+        self,
+        arrays: Mapping[str, Any],
+        prompt: Prompt,
+        key: ContentKey | None,
+        *,
+        form: Form,
+        tensors: codec.Library,
+    ) -> ItemFeatures:
+        """Return the result of an item, from the features of `MediaModel.family_for`."""
+        arrays, made_by = self.model.in_form(arrays, form), self.model.producer(form)
+        if tensors == "torch":
+            arrays = {name: torch_tensors.as_tensor(each) for name, each in arrays.items()}
+        return ItemFeatures(arrays, prompt=prompt, form=form, made_by=made_by, key=key)
+
+    def shared(self, key: ContentKey, tree: dict[str, Any]) -> SharedItem:
+        """Return the reference to a tree of pinned views."""
+        from afferent.batch.shared_item import SharedItem
+
+        return SharedItem.pinned(self.address or "", key, tree, self.model.producer("compact"))
+
+    def close(self) -> None:
+        """End the pool, and this process's connection."""
+        opened, self._opened = self._opened, _NOT_OPENED
+        if opened.store is not None and opened.pid == os.getpid():
+            opened.store.close()
+        if self._pool is not None and self._pool.is_here:
+            self._pool.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """Connection of one process."""
+
+    pid: int
+    store: DaemonStore | None
+
+
+_NOT_OPENED: Final = _Opened(0, None)
+
+
+def _limits_of(given: Mapping[str, Any] | None) -> Limits:
+    try:
+        return Limits(**(given or {}))
+    except TypeError as error:
+        raise ConfigError(f"limits: {error}") from error
