@@ -46,6 +46,7 @@ __all__ = [
     "AsyncItemCache",
     "Claim",
     "ClientInfo",
+    "Collator",
     "ContentKey",
     "CreateItem",
     "DaemonStore",
@@ -58,6 +59,7 @@ __all__ = [
     "Failed",
     "FailedItem",
     "Failure",
+    "FeatureDataset",
     "FeaturePlan",
     "Features",
     "Fetch",
@@ -84,9 +86,11 @@ __all__ = [
     "Outcome",
     "Owner",
     "Placeholder",
+    "PreparedSample",
     "Progress",
     "Queue",
     "ReserveItem",
+    "Sample",
     "Sampling",
     "Scheduled",
     "SealItem",
@@ -117,6 +121,7 @@ if TYPE_CHECKING:
     from afferent.batch.feature_maker import Features
     from afferent.batch.item_features import FailedItem, ItemFeatures, Progress
     from afferent.batch.shared_item import SharedItem
+    from afferent.batch.torch_dataset import Collator, FeatureDataset, PreparedSample, Sample
     from afferent.engines.protocol import (
         Accepted,
         Engine,
@@ -182,6 +187,7 @@ else:  # a test compares this table with the imports above
             "afferent.batch.feature_maker": "Features",
             "afferent.batch.item_features": "FailedItem ItemFeatures Progress",
             "afferent.batch.shared_item": "SharedItem",
+            "afferent.batch.torch_dataset": "Collator FeatureDataset PreparedSample Sample",
             "afferent.engines.protocol": (
                 "Accepted Engine EngineEvent EngineInfo EngineRequest EngineStats Finished Tokens"
             ),

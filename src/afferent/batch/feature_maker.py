@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from afferent.batch.media_model import Backend
     from afferent.batch.media_sources import Source
     from afferent.batch.shared_item import SharedItem
+    from afferent.media.families.family import MediaTokens
     from afferent.media.families.plan import FeaturePlan
 
 
@@ -30,9 +31,9 @@ class Features:
         >>> with Features("shapes") as features:  # a model's folder, or its name on a hub
         ...     made = features.make(Image.new("RGB", (96, 64), "red"))
         >>> {name: (array.dtype.name, array.shape) for name, array in made.items()}
-        {'pixel_values': ('uint8', (24, 588)), 'image_grid_thw': ('int64', (1, 3))}
+        {'pixel_values': ('uint8', (80, 588)), 'image_grid_thw': ('int64', (1, 3))}
         >>> made.num_embeds, made.made_by
-        (6, 'afferent')
+        (20, 'afferent')
     """
 
     def __init__(
@@ -94,6 +95,11 @@ class Features:
     def modalities(self) -> tuple[Modality, ...]:
         """Modalities that the model takes."""
         return tuple(self._place.model.family.tokens)
+
+    @property
+    def media_tokens(self) -> Mapping[Modality, MediaTokens]:
+        """Ids of the tokens of an item, ``marker`` and ``embed``, for each modality."""
+        return self._place.model.family.tokens
 
     @property
     def address(self) -> str | None:

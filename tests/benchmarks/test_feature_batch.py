@@ -1,0 +1,24 @@
+"""``make bench ARGS=feature_batch`` measures what its record promises."""
+
+from __future__ import annotations
+
+import json
+
+from benchmarks import feature_batch
+from benchmarks.record import MIN_SAMPLES
+from benchmarks.run import BENCHMARKS
+
+
+def test_the_record_has_its_keys() -> None:
+    assert BENCHMARKS["feature_batch"] is feature_batch
+    steps: list[None] = []
+    report = feature_batch.run(quick=True, after_sample=lambda: steps.append(None))
+    assert len(steps) == feature_batch.num_steps(quick=True)
+    record = json.loads(report.as_json())
+    assert [row["path"] for row in record["rows"]] == list(feature_batch._PATHS)
+    for row in record["rows"]:
+        assert set(feature_batch.COLUMNS) <= set(row)
+        assert row["cpu_ms"] > 0
+        assert len(row["samples"]["cpu_ms"]) == MIN_SAMPLES
+    assert len(record["goals"]) == 3
+    assert "backend" in record["notes"][0]
