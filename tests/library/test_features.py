@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import io
 import multiprocessing
 import os
@@ -22,11 +23,13 @@ from PIL import Image
 
 from afferent import (
     AsyncFeatures,
+    DaemonStore,
     FailedItem,
     Features,
     ItemFeatures,
     MiB,
     Modality,
+    ObjectKind,
     Progress,
     SharedItem,
     StoreServer,
@@ -36,7 +39,9 @@ from afferent.errors import (
     ConfigError,
     InvalidMedia,
     MediaTooLarge,
+    NotPermitted,
     StaleHandle,
+    StoreFull,
     StoreUnavailable,
     UnsupportedMedia,
 )
@@ -201,6 +206,26 @@ def test_failed_items_name_their_file(tmp_path: Path) -> None:
         assert (failed.index, failed.source) == (0, str(tmp_path / "bad.jpg"))
 
 
+def test_files_that_are_none_or_too_large_are_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "large.jpg").open("wb") as file:
+        file.truncate(10 << 30)
+    with Features(SHAPES) as features:
+        with pytest.raises(MediaTooLarge, match="max_image_nbytes"):
+            features.make(tmp_path / "large.jpg")
+        os.mkfifo(tmp_path / "pipe")
+        for name in ("/dev/zero", tmp_path / "pipe", tmp_path):
+            with pytest.raises(InvalidMedia, match="regular"):
+                features.make(name)
+
+
+def test_a_closed_maker_with_a_store_is_refused() -> None:
+    with Features(SHAPES, where="pool", num_workers=1) as features:
+        features.make(files(1)[0])
+    features.close()
+    with pytest.raises(NotPermitted, match="closed"):
+        features.make(files(1)[0])
+
+
 def test_limits_are_those_of_the_settings() -> None:
     with Features(SHAPES, limits={"max_image_pixels": 1000}) as features:
         with pytest.raises(MediaTooLarge, match="1000"):
@@ -273,8 +298,6 @@ def test_a_batch_larger_than_the_arena_passes(pool: Features) -> None:
 def test_an_abandoned_batch_leaves_nothing_pinned(pool: Features) -> None:
     for _ in pool.make_many(files(30), in_flight=8):
         break
-    from afferent import DaemonStore
-
     assert pool.address is not None
     with DaemonStore(pool.address, name="look") as store:
         asyncio.run(until(lambda: store.stat().held_nbytes == 0))
@@ -354,6 +377,43 @@ def test_a_pool_whose_zygote_is_killed_starts_again() -> None:
             if number == 10:
                 os.kill(zygote, signal.SIGKILL)
         assert len(made(results)) == len(sources)
+
+
+def test_no_item_is_lost_when_the_store_is_killed() -> None:
+    sources = files(100)
+    with Features(SHAPES) as here:
+        expected = made(here.make_many(sources))
+    with fresh_pool() as (features, _):
+        results = []
+        for number, result in enumerate(features.make_many(sources, in_flight=16)):
+            results.append(result)
+            if number in (20, 60):
+                daemon = daemon_of(features)
+                os.kill(daemon, signal.SIGKILL)
+        for one, other in zip(made(results), expected, strict=True):
+            assert_same(one, other)
+
+
+def daemon_of(features: Features) -> int:
+    """Return the daemon of a pool's store: the child that its socket belongs to."""
+    assert features.address is not None
+    with DaemonStore(features.address, name="look", timeout_s=30) as store:
+        pids = {client.pid for client in store.list_clients()}
+    for pid in _children(os.getpid()):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"store.daemon" in command and pid not in pids and _listens(pid, features.address):
+            return pid
+    raise AssertionError("there is no daemon")
+
+
+def _listens(pid: int, address: str) -> bool:
+    inodes = {
+        line.split()[6]
+        for line in Path("/proc/net/unix").read_text().splitlines()
+        if line.endswith(address)
+    }
+    links = [str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+    return any(f"socket:[{inode}]" in links for inode in inodes)
 
 
 def test_a_pool_ends_with_its_program() -> None:
@@ -462,8 +522,6 @@ def test_shared_items_open_in_other_processes(pool: Features, method: str) -> No
 
 
 def test_a_shared_item_pins_until_it_is_released(pool: Features) -> None:
-    from afferent import DaemonStore, ObjectKind
-
     item = pool.share(files(1)[0])
     copy = pickle.loads(pickle.dumps(item))  # noqa: S301
     assert pool.address is not None
@@ -479,6 +537,21 @@ def test_a_shared_item_pins_until_it_is_released(pool: Features) -> None:
         store.evict(ObjectKind.FEATURES)
     with pytest.raises(StaleHandle, match="not in the store any more"):
         copy.features()
+
+
+def test_shared_items_that_fill_the_store_fail_the_next_ones_at_once() -> None:
+    sources = [encoded(photo(900, 900, number), "JPEG") for number in range(40)]
+    with Features(SHAPES, where="pool", num_workers=1, arena_nbytes=2 * MiB) as small:
+        results = list(small.share_many(sources))
+        shared = [each for each in results if isinstance(each, SharedItem)]
+        failed = [each for each in results if isinstance(each, FailedItem)]
+        assert shared
+        assert failed
+        assert {type(each.error) for each in failed} == {StoreFull}
+        assert "region share" in str(failed[0].error)
+        del results, shared
+        gc.collect()
+        assert isinstance(small.share(sources[-1]), SharedItem)
 
 
 def test_sharing_needs_a_store() -> None:

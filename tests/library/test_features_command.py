@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from afferent import Features
 from afferent.batch.safetensors_file import SafetensorsFile
 from afferent.errors import ConfigError
 from tests.images import encoded, photo
+from tests.server import Server
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -134,3 +136,27 @@ def test_tensors_of_all_widths_are_aligned(tmp_path: Path) -> None:
         assert set(opened.keys()) == set(expected)
         for name, values in expected.items():
             np.testing.assert_array_equal(opened.get_tensor(name).numpy(), values)
+
+
+def test_features_in_the_store_of_a_server_spare_its_requests_the_work(
+    server: Server, folder: Path
+) -> None:
+    """The features are those that the server would make, under the same keys."""
+    file = folder / "0.jpg"
+    with server.store() as store:
+        address = store.address
+    done = run("shapes", file, "--out", "store", "--address", address)
+    assert (done.returncode, done.stderr) == (0, "")
+    before = server.metrics()
+    url = f"data:image/jpeg;base64,{base64.b64encode(file.read_bytes()).decode()}"
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What?"}]
+    body = {"model": "shapes", "messages": [{"role": "user", "content": parts}], "max_tokens": 4}
+    assert server.post(body).status_code == 200
+    after = server.metrics()
+    changed = {name for name in after if after[name] != before.get(name, 0.0)}
+    assert any("items_total" in name and 'outcome="hit"' in name for name in changed), changed
+    assert not any("items_total" in name and 'outcome="made"' in name for name in changed)
+    with Features("shapes", where=address) as features, Features("shapes", backend="pil") as here:
+        made, expected = features.make(file), here.make(file)
+        assert made.key == expected.key
+        assert (made["pixel_values"] == expected["pixel_values"]).all()

@@ -18,6 +18,7 @@ from transformers import AutoImageProcessor
 from afferent import FeaturePlan, Features, Modality
 from afferent.errors import InvalidMedia
 from afferent.media.families.registry import describe
+from afferent.media.transforms.normalize import Normalization
 from tests.images import encoded, in_mode, oriented, photo
 from tests.media.folders import make_idefics3
 from tests.media.golden_features import FAMILIES
@@ -149,6 +150,20 @@ def test_model_inputs_of_both_forms_are_close(folder: Path) -> None:
         assert set(ready) == set(exact)
         for name, tensor in exact.items():
             torch.testing.assert_close(ready[name], tensor, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("factor", [1 / 255, 1 / 127.5, 1.0])
+def test_arithmetic_of_torchvision_is_reproduced_without_it(factor: float) -> None:
+    """As in `TorchvisionBackend.rescale_and_normalize` of `transformers`."""
+    values = np.arange(256, dtype=np.uint8).repeat(3).reshape(256, 3, 1, 1)
+    mean, std = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+    normalization = Normalization(rescale_factor=factor, mean=mean, std=std)
+    tensor = torch.from_numpy(values)
+    scaled = [torch.tensor(each) * (1.0 / factor) for each in (mean, std)]
+    fused = tensor.to(torch.float32).sub(scaled[0].view(-1, 1, 1)).div_(scaled[1].view(-1, 1, 1))
+    assert normalization.floats(values, "fused").tobytes() == fused.numpy().tobytes()
+    rescaled = normalization.floats(values, "rescaled")
+    assert rescaled.tobytes() == (tensor * factor).numpy().tobytes()
 
 
 def test_a_model_without_a_family_uses_its_own_processor(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sized
 from types import TracebackType
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from afferent.batch.feature_maker import Features
 from afferent.batch.item_features import FailedItem, Form, ItemFeatures, Progress
-from afferent.batch.item_routes import failed_item
+from afferent.batch.item_routes import RETRIED_FOR_S, RETRY_S, failed_item, is_lost
 from afferent.batch.workplace import HERE, STORE_NAME, check_form
 from afferent.errors import AfferentError, ConfigError
 from afferent.runtime.tasks import in_thread
@@ -123,7 +124,7 @@ class AsyncFeatures:
                 lambda: features.make(source, form=form, tensors=tensors, modality=modality)
             )
         check_form(form, tensors)
-        submitted = await self._submit(steps, source, form, modality)
+        submitted = await self._submit(steps, source, form, modality, may_wait=True)
         arrays, prompt = await self._settled(steps, submitted, steps.collect(submitted))
         return await in_thread(
             lambda: features._place.finished(
@@ -136,7 +137,7 @@ class AsyncFeatures:
         features, steps = self.features, self._steps
         if steps is None:
             return await in_thread(lambda: features.share(source, modality=modality))
-        submitted = await self._submit(steps, source, "compact", modality)
+        submitted = await self._submit(steps, source, "compact", modality, may_wait=False)
         tree = await self._settled(steps, submitted, steps.pin(submitted))
         return features._place.shared(submitted.key, tree)
 
@@ -197,11 +198,17 @@ class AsyncFeatures:
     # Inside
 
     async def _submit(
-        self, steps: StoreSteps, source: Source, form: Form, modality: Modality | None
+        self,
+        steps: StoreSteps,
+        source: Source,
+        form: Form,
+        modality: Modality | None,
+        *,
+        may_wait: bool,
     ) -> Submitted:
         features = self.features
         data, kind, key = await in_thread(lambda: features._place.file_of(source, form, modality))
-        return await run_awaiting(steps.submit(data, kind, key=key, may_wait=True))
+        return await run_awaiting(steps.submit(data, kind, key=key, may_wait=may_wait))
 
     async def _settled(self, steps: StoreSteps, submitted: Submitted, rest: Any) -> Any:
         try:
@@ -245,7 +252,12 @@ class AsyncFeatures:
 async def _tried(
     make: Callable[[Source], Awaitable[T]], index: int, source: Source
 ) -> T | FailedItem:
-    try:
-        return await make(source)
-    except AfferentError as error:
-        return failed_item(index, source, error)
+    deadline_s = 0.0
+    while True:
+        try:
+            return await make(source)
+        except AfferentError as error:
+            deadline_s = deadline_s or time.monotonic() + RETRIED_FOR_S
+            if not is_lost(error) or time.monotonic() > deadline_s:
+                return failed_item(index, source, error)
+        await asyncio.sleep(RETRY_S)

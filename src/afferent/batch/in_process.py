@@ -33,7 +33,9 @@ def make(
     """
     family = model.family_for(form)
     with _as_our_error():
-        opened = read(source, form=form, sample_rate_hz=model.family.sample_rate_hz)
+        opened = read(
+            source, form=form, sample_rate_hz=model.family.sample_rate_hz, limits=model.limits
+        )
         key = None
         if isinstance(opened, memoryview):
             kind = model.modality(opened, modality)
@@ -56,7 +58,9 @@ def header_of(
         InvalidMedia: The item can't be used.
     """
     with _as_our_error():
-        opened = read(source, form=form, sample_rate_hz=model.family.sample_rate_hz)
+        opened = read(
+            source, form=form, sample_rate_hz=model.family.sample_rate_hz, limits=model.limits
+        )
         if not isinstance(opened, memoryview):
             return _checked(model, opened).header
         match model.modality(opened, modality):

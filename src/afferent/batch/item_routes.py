@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from afferent.batch.item_features import FailedItem, Form, ItemFeatures
 from afferent.batch.workplace import Workplace, of_extra
-from afferent.errors import AfferentError, InternalError, StoreFull
+from afferent.errors import (
+    AfferentError,
+    InternalError,
+    StoreFull,
+    StoreRestarted,
+    StoreUnavailable,
+    VersionMismatch,
+)
 from afferent.store.block import codec
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.client.steps import run
@@ -19,6 +27,10 @@ from afferent.types import Modality, ObjectKind
 if TYPE_CHECKING:
     from afferent.batch.shared_item import SharedItem
     from afferent.batch.through_store import Submitted
+
+RETRIED_FOR_S: Final = 30.0
+"""Time for the restart of a store."""
+RETRY_S: Final = 0.05
 
 Result = TypeVar("Result")
 Ticket = TypeVar("Ticket")
@@ -101,12 +113,26 @@ def _submitted(
 
 
 def _collected(entry: _Entry[Ticket], route: Route[Ticket, Any]) -> Any:
-    try:
-        if entry.ticket is not None:
-            return route.collect(entry.ticket)
-    except AfferentError as error:
-        entry.error = error
-    return failed_item(entry.index, entry.source, entry.error or InternalError("nothing was made"))
+    """Return the result of an item; an item that was lost with the store is submitted again."""
+    deadline_s = 0.0
+    while True:
+        try:
+            if entry.ticket is not None:
+                return route.collect(entry.ticket)
+        except AfferentError as error:
+            entry.error = error
+        why = entry.error or InternalError("nothing was made")
+        deadline_s = deadline_s or time.monotonic() + RETRIED_FOR_S
+        if not is_lost(why) or time.monotonic() > deadline_s:
+            return failed_item(entry.index, entry.source, why)
+        time.sleep(RETRY_S)
+        entry = _submitted(entry.index, entry.source, route, may_wait=True)
+
+
+def is_lost(error: AfferentError) -> bool:
+    """Whether an item was lost with its store, which may come back."""
+    is_other = isinstance(error, VersionMismatch)
+    return isinstance(error, StoreUnavailable | StoreRestarted) and not is_other
 
 
 def failed_item(index: int, source: Any, error: AfferentError) -> FailedItem:
@@ -166,7 +192,13 @@ class Copied(_ThroughStore[ItemFeatures]):
 
 
 class Shared(_ThroughStore["SharedItem"]):
-    """Way through a store to results that stay there."""
+    """Way through a store to results that stay there.
+
+    It does not wait for space: what fills the store are results that the program keeps.
+    """
+
+    def submit(self, source: Any, *, may_wait: bool) -> Submitted:
+        return super().submit(source, may_wait=False)
 
     def collect(self, ticket: Submitted) -> SharedItem:
         return self._place.shared(ticket.key, run(self._steps.pin(ticket)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -15,12 +16,13 @@ from PIL import Image, ImageOps
 from afferent.batch.item_features import Form
 from afferent.batch.media_model import image_header_of
 from afferent.config import Limits
-from afferent.errors import InvalidMedia
+from afferent.errors import InvalidMedia, MediaTooLarge
 from afferent.media.decode.image import decode_image
 from afferent.media.decode.pillow import copy_rgb
 from afferent.media.decoded import DecodedAudio, DecodedImage
 from afferent.media.headers.header import ImageFormat, format_of
 from afferent.media.headers.probe import ImageHeader, check_size
+from afferent.types import Modality
 from afferent.wording import shown
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image | NDArray[np.generic]
@@ -37,20 +39,22 @@ def path_of(source: object) -> str | None:
 
 
 def read(
-    source: Source, *, form: Form, sample_rate_hz: int
+    source: Source, *, form: Form, sample_rate_hz: int, limits: Limits
 ) -> memoryview | DecodedImage | DecodedAudio:
     """Return the bytes of a file, or a decoded source.
 
     Args:
         form: A PIL image with 16 bits is converted as this form requires.
         sample_rate_hz: Rate of an array of samples.
+        limits: Limits of a file's size.
 
     Raises:
         InvalidMedia: It can't be read, or is no image or clip.
+        MediaTooLarge: The file is larger than any item may be.
     """
     match source:
         case str() | os.PathLike():
-            return memoryview(_read_file(source))
+            return memoryview(_read_file(source, limits))
         case bytes() | bytearray() | memoryview():
             return memoryview(source).cast("B")
         case Image.Image():
@@ -113,15 +117,24 @@ def is_grey16(data: memoryview) -> bool:
     return is_png and bytes(data[_GREY16_AT]) == _GREY16
 
 
-def _read_file(path: str | os.PathLike[str]) -> bytes:
+def _read_file(path: str | os.PathLike[str], limits: Limits) -> bytes:
+    name = os.fspath(path)
+    most = max(limits.of(modality).max_nbytes for modality in Modality)
     try:
-        return Path(path).read_bytes()
+        found = Path(path).stat()
+        if not stat.S_ISREG(found.st_mode):  # a pipe would block
+            raise InvalidMedia(f"{name} is no regular file")
+        if found.st_size > most:
+            raise MediaTooLarge(
+                f"{name} has {found.st_size} bytes; at most {most} are accepted (limits: "
+                "max_image_nbytes, max_video_nbytes, max_audio_nbytes)"
+            )
+        with Path(path).open("rb") as file:
+            return file.read(most)
     except OSError as error:
-        if "://" in os.fspath(path):
-            raise InvalidMedia(
-                f"{os.fspath(path)} is a URL, which is not fetched: give its bytes"
-            ) from error
-        raise InvalidMedia(f"{os.fspath(path)} can't be read: {error.strerror}") from error
+        if "://" in name:
+            raise InvalidMedia(f"{name} is a URL, which is not fetched: give its bytes") from error
+        raise InvalidMedia(f"{name} can't be read: {error.strerror}") from error
 
 
 def _rgb(image: Image.Image, form: Form) -> NDArray[np.uint8]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from afferent import keys
 from afferent.batch.media_model import MediaModel
-from afferent.errors import AfferentError, InternalError
+from afferent.errors import AfferentError, InternalError, NotPermitted, StoreRestarted
 from afferent.media.decoded import Array
 from afferent.media.families.plan import Prompt
 from afferent.media.headers.probe import ImageHeader, probe_image
@@ -161,9 +161,12 @@ class StoreSteps:
     def _settled(self, submitted: Submitted) -> Steps[Handle]:
         outcome = submitted.outcome
         if isinstance(outcome, Pending):
-            (outcome,) = yield self._verbs.wait(
-                submitted.request, [submitted.key], timeout_s=self._timeout_s
-            )
+            try:
+                (outcome,) = yield self._verbs.wait(
+                    submitted.request, [submitted.key], timeout_s=self._timeout_s
+                )
+            except NotPermitted as error:  # the store does not know that we have acquired it
+                raise StoreRestarted("the item was lost with a former life of the store") from error
         return _handle_of(outcome)
 
     def _copied(self, request: str, handle: Handle) -> tuple[dict[str, Array], Prompt]:

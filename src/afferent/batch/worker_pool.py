@@ -94,6 +94,8 @@ class WorkerPool:
 
     def close(self) -> None:
         """End all processes; memory is freed with its last user."""
+        if self._stop.is_set():
+            return
         self._stop.set()
         if (child := self._child) is not None:
             child.popen.terminate()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from afferent.batch.item_features import Form, ItemFeatures
 from afferent.config import Limits
-from afferent.errors import ConfigError, UnsupportedModel
+from afferent.errors import ConfigError, NotPermitted, UnsupportedModel
 from afferent.media.families import hub
 from afferent.media.families.plan import Prompt
 from afferent.store.block import codec, torch_tensors
@@ -88,7 +88,7 @@ class Workplace:
         self.where, self._backend = where, backend
         self._limits = dict(limits or {})
         self._num_workers = num_workers or len(os.sched_getaffinity(0))
-        self._lock, self._opened = threading.Lock(), _NOT_OPENED
+        self._lock, self._opened, self._is_closed = threading.Lock(), _NOT_OPENED, False
         self._pool: WorkerPool | None = None
         self.model: MediaModel = models.MediaModel.load(
             self.folder, backend=backend or models.default_backend(), limits=_limits_of(limits)
@@ -133,6 +133,7 @@ class Workplace:
 
         Raises:
             ConfigError: There is no store.
+            NotPermitted: It was closed.
             StoreUnavailable: The store is gone.
         """
         address = self.address
@@ -142,6 +143,8 @@ class Workplace:
                 "of a server's store"
             )
         with self._lock:
+            if self._is_closed:
+                raise NotPermitted("this Features is closed")
             if self._opened.store is None or self._opened.pid != os.getpid():
                 store = DaemonStore(address, name=STORE_NAME, writable=True)
                 self._opened = _Opened(os.getpid(), store)
@@ -171,7 +174,9 @@ class Workplace:
                 'where="here" only'
             )
         sources = of_extra("afferent.batch.media_sources")
-        opened = sources.read(source, form=form, sample_rate_hz=model.family.sample_rate_hz)
+        opened = sources.read(
+            source, form=form, sample_rate_hz=model.family.sample_rate_hz, limits=model.limits
+        )
         data: memoryview = sources.as_file(opened, form)
         kind = model.modality(data, modality)
         return data, kind, model.key(data, kind)
@@ -199,7 +204,8 @@ class Workplace:
 
     def close(self) -> None:
         """End the pool, and this process's connection."""
-        opened, self._opened = self._opened, _NOT_OPENED
+        with self._lock:
+            opened, self._opened, self._is_closed = self._opened, _NOT_OPENED, True
         if opened.store is not None and opened.pid == os.getpid():
             opened.store.close()
         if self._pool is not None and self._pool.is_here:
