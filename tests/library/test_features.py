@@ -596,6 +596,22 @@ def test_an_async_maker_that_is_not_open_says_so() -> None:
         _ = AsyncFeatures(SHAPES).features
 
 
+@pytest.mark.parametrize("missing", ["PIL", "imagecodecs", "av"])
+def test_missing_decoders_are_named_with_their_extra(missing: str) -> None:
+    program = (
+        f"import sys; sys.modules[{missing!r}] = None\n"
+        "from afferent import Features\n"
+        "from afferent.errors import ConfigError\n"
+        "try:\n    Features('shapes').make(b'')\n"
+        "except ConfigError as error:\n    print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert missing in done.stdout
+    assert "afferent-mm[server]" in done.stdout
+
+
 def test_importing_costs_no_decoder() -> None:
     program = (
         "import sys; from afferent import Features, SharedItem, AsyncFeatures\n"

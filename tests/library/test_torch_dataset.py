@@ -19,6 +19,7 @@ from tests.engine import families
 from tests.images import photo
 from tests.library.test_float_features import processor_of
 from tests.media.folders import make_gemma3
+from tests.media.golden_features import MEDIA
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -128,6 +129,19 @@ def test_a_data_loader_gives_the_arguments_of_the_model(
             assert set(batch) == set(expected)
             for name, tensor in expected.items():
                 assert torch.equal(batch[name], tensor), name
+
+
+def test_videos_are_collated_with_what_positions_need(tmp_path: Path) -> None:
+    families.make_qwen_vl(tmp_path, "qwen2_5")
+    with Features(tmp_path) as features:
+        collator = Collator(features)
+        sample = Sample(f"See: {collator.markers[Modality.VIDEO]}", [MEDIA / "h264.mp4"])
+        made = collator([FeatureDataset(features, [sample])[0]])
+    names = {"pixel_values_videos", "video_grid_thw", "second_per_grid_ts"}
+    assert names <= set(made)
+    num_rows = int(made["video_grid_thw"].prod()) // 4
+    assert int((made["mm_token_type_ids"] == 2).sum()) == num_rows
+    assert made["pixel_values_videos"].dtype == torch.float32
 
 
 def test_an_item_that_fails_raises_its_error_in_the_training_process(pool: Features) -> None:

@@ -240,7 +240,7 @@ class Features:
             features: Arrays or tensors in any form.
             device: Device of torch; ``None``: the CPU.
         """
-        tensors = {name: _as_torch(each) for name, each in features.items()}
+        tensors = {name: torch_tensors.in_torch(each) for name, each in features.items()}
         if device is not None:
             tensors = {name: each.to(device) for name, each in tensors.items()}
         return tensors if features.form == "hf" else self._place.model.family.model_inputs(tensors)
@@ -279,7 +279,3 @@ class Features:
 
 def _again(folder: str, where: str, backend: Backend | None, limits: dict[str, Any]) -> Features:
     return Features(folder, where=where, backend=backend, limits=limits)
-
-
-def _as_torch(each: Any) -> Any:
-    return each if torch_tensors.is_tensor(each) else torch_tensors.as_tensor(each)

@@ -147,7 +147,7 @@ class StoreSteps:
         (outcome,) = yield self._verbs.acquire(request, [queued])
         if isinstance(outcome, Failed):
             raise outcome.failure.error()
-        self._verbs.unpin(request, [raw])  # the job has pinned it
+        # The request keeps its pin on the file until it ends: one message less for each item.
         return Submitted(request=request, key=key, outcome=outcome, nbytes=nbytes + len(data))
 
     def _planned(self, data: memoryview, modality: Modality) -> Planned | ImageHeader | None:

@@ -17,6 +17,7 @@ from afferent.batch.item_features import Form, ItemFeatures
 from afferent.batch.shared_item import SharedItem
 from afferent.batch.workplace import of_extra
 from afferent.errors import ConfigError, InvalidRequest, UnsupportedModel
+from afferent.store.block import torch_tensors
 from afferent.types import Modality
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ class Collator:
             self._tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")
         )
         inputs.pop("token_type_ids", None)
-        made = [self._features.model_inputs(item) for items in media for item in items]
+        made = [self._inputs(item) for items in media for item in items]
         for name in dict.fromkeys(name for each in made for name in each):
             inputs[name] = _joined(torch, [each[name] for each in made if name in each])
         types = self._types(torch, inputs["input_ids"])
@@ -183,6 +184,14 @@ class Collator:
             ignored = (types != 0) | (inputs["attention_mask"] == 0)
             inputs["labels"] = inputs["input_ids"].masked_fill(ignored, _IGNORED)
         return inputs
+
+    def _inputs(self, item: ItemFeatures) -> dict[str, Any]:
+        """Return the model's arguments for an item; those for positions are not the encoder's."""
+        made = self._features.model_inputs(item)
+        rest = {
+            name: torch_tensors.in_torch(each) for name, each in item.items() if name not in made
+        }
+        return {**made, **rest}
 
     def _expanded(self, text: str, items: Sequence[ItemFeatures]) -> str:
         """Return a text with the prompts of its items."""

@@ -41,6 +41,11 @@ def is_tensor(value: object) -> bool:
     return cls is not None and isinstance(value, cls)
 
 
+def in_torch(value: Any) -> Any:
+    """Return a tensor unchanged, and an array as by `as_tensor`."""
+    return value if is_tensor(value) else as_tensor(value)
+
+
 def as_array(tensor: Any) -> Array:
     """Return the tensor's own bytes as an array, with its strides and without its gradient.
 
