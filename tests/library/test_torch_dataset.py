@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import AutoProcessor, Qwen2VLForConditionalGeneration
 
-from afferent import Collator, FeatureDataset, Features, Modality, Sample
+from afferent import Collator, FeatureDataset, Features, Modality, Sample, SharedItem
 from afferent.errors import ConfigError, InvalidRequest, UnsupportedMedia
 from afferent.media.families.hub import BUILT_IN_MODELS
 from tests.engine import families
@@ -129,6 +129,23 @@ def test_a_data_loader_gives_the_arguments_of_the_model(
             assert set(batch) == set(expected)
             for name, tensor in expected.items():
                 assert torch.equal(batch[name], tensor), name
+
+
+def test_references_of_loader_workers_open_in_the_training_process(pool: Features) -> None:
+    samples = samples_of(Collator(pool), 6)
+    loader: Any = DataLoader(
+        FeatureDataset(pool, samples, share=True),  # type: ignore[arg-type]
+        batch_size=2,
+        num_workers=2,
+        collate_fn=list,
+        multiprocessing_context="spawn",
+    )
+    prepared = [sample for batch in loader for sample in batch]
+    for sample, source in zip(prepared, samples, strict=True):
+        for item, image in zip(sample.media, source.media, strict=True):
+            assert isinstance(item, SharedItem)
+            expected = pool.make(image)["pixel_values"]
+            assert (item.features()["pixel_values"] == expected).all()
 
 
 def test_videos_are_collated_with_what_positions_need(tmp_path: Path) -> None:
