@@ -268,8 +268,8 @@ def test_typing_errors(arguments: str, line: str, capsys: pytest.CaptureFixture[
         ("docter", "afferent: there is no 'docter'; did you mean doctor?"),
         (
             "xyzzy",
-            "afferent: there is no 'xyzzy'; there are serve, render, store, top, tier, restart, "
-            "config, doctor",
+            "afferent: there is no 'xyzzy'; there are serve, render, features, store, top, tier, "
+            "restart, config, doctor",
         ),
         ("config chek", "afferent config: there is no 'chek'; did you mean check?"),
         ("store stta", "afferent store: there is no 'stta'; did you mean stat?"),
