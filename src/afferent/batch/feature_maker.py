@@ -233,8 +233,8 @@ class Features:
     def model_inputs(self, features: ItemFeatures, *, device: Any = None) -> dict[str, Any]:
         """Return the arguments of the model's encoder as torch tensors.
 
-        Compact pixels are normalized on the device, with the engine's arithmetic: it differs from
-        the processor's own (``form="hf"``) in the last bits.
+        Compact pixels are normalized on the device, with the arithmetic of torchvision's
+        processors.
 
         Args:
             features: Arrays or tensors in any form.
