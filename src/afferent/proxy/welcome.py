@@ -31,7 +31,7 @@ a { color: #06c }
 </style>
 <h1>Afferent $version</h1>
 <p>This server answers requests with images, audio and video. It prepares the media once, and keeps
-the results in shared memory, so that a repeated image costs nothing.</p>
+the results in shared memory, so that a repeated image is not processed again.</p>
 <p>The base URL for OpenAI's clients is this address followed by <code>/v1</code>; for Anthropic's
 clients it is this address.</p>
 <table>
