@@ -575,9 +575,13 @@ def test_hosts_that_are_too_slow(wait: threading.Event) -> None:
 # Concurrency
 
 
-@pytest.mark.parametrize(("num_sessions", "most"), [(1, 4), (3, 5)])
-def test_few_fetches_at_a_time(num_sessions: int, most: int, wait: threading.Event) -> None:
-    """Four fetches for one request; for all requests together, the limit of the host."""
+@pytest.mark.parametrize(
+    ("num_sessions", "per_host", "most"), [(1, 5, 5), (3, 5, 5), (1, 50, 32), (2, 50, 50)]
+)
+def test_few_fetches_at_a_time(
+    num_sessions: int, per_host: int, most: int, wait: threading.Event
+) -> None:
+    """At most 32 fetches for one request; for all requests together, the limit of the host."""
     running = highest = 0
     lock, is_full = threading.Lock(), threading.Event()
 
@@ -595,13 +599,13 @@ def test_few_fetches_at_a_time(num_sessions: int, most: int, wait: threading.Eve
         send(b"x")(request)
 
     async def main() -> list[bytes]:
-        limits = ServeConfig(fetch_allow=(where,), fetch_max_per_host=5)
+        limits = ServeConfig(fetch_allow=(where,), fetch_max_per_host=per_host)
         fetcher = Fetcher(limits)
         sessions = [fetcher.session(max_nbytes=100) for _ in range(num_sessions)]
         fetches = [
             session.fetch(f"http://{where}/", modality="image", max_nbytes=1)
             for session in sessions
-            for _ in range(20)
+            for _ in range(40)
         ]
         try:
             return await asyncio.gather(*fetches)
@@ -609,7 +613,7 @@ def test_few_fetches_at_a_time(num_sessions: int, most: int, wait: threading.Eve
             await fetcher.close()
 
     with media_host({"/": answer}) as where:
-        assert asyncio.run(main()) == [b"x"] * 20 * num_sessions
+        assert asyncio.run(main()) == [b"x"] * 40 * num_sessions
     assert highest == most
 
 
