@@ -243,10 +243,6 @@ def part_at(part: dict[str, Any], role: str = "user") -> list[dict[str, Any]]:
     [
         ({"type": "input_image", "file_id": "file_1"}, UnsupportedParameter),
         ({"type": "input_image"}, InvalidRequest),
-        (
-            {"type": "input_image", "image_url": "http://x", "detail": "original"},
-            UnsupportedParameter,
-        ),
         ({"type": "input_file", "file_id": "file_1"}, UnsupportedParameter),
         ({"type": "input_file"}, InvalidRequest),
         ({"type": "input_file", "file_url": "http://x", "file_data": "y"}, InvalidRequest),
@@ -322,7 +318,6 @@ def test_input_that_is_refused(given: Any, error: type[InvalidRequest], param: s
         ({"prompt": {"id": "p"}}, UnsupportedParameter),
         ({"tools": [{"type": "web_search"}]}, UnsupportedParameter),
         ({"tool_choice": "required"}, UnsupportedParameter),
-        ({"truncation": "auto"}, UnsupportedParameter),
     ],
 )
 def test_parameters_that_are_not_served(

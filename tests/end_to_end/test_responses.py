@@ -72,6 +72,20 @@ def test_files_and_instructions(
     ] == (plain.usage.input_tokens)
 
 
+def test_what_clients_send_by_default_is_accepted(
+    client: openai.OpenAI, pictures: list[DrawnImage]
+) -> None:
+    shown = {**image(pictures[0]), "detail": "original"}
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"}
+    asked = [*turn(shown, QUESTION), thought, {"role": "assistant", "content": "hm"}, *turn("hi")]
+    response = create(client, asked, truncation="auto")
+    assert (response.status, response.truncation) == ("completed", "auto")
+    counted = client.responses.input_tokens.count(model="shapes", input=asked)
+    assert response.usage is not None
+    assert counted.input_tokens == response.usage.input_tokens
+    assert counted.object == "response.input_tokens"
+
+
 def test_a_picture_that_a_tool_returned(client: openai.OpenAI, pictures: list[DrawnImage]) -> None:
     call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
     shown = [image(pictures[0]), {"type": "input_text", "text": QUESTION}]

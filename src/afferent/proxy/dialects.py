@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from afferent.errors import AfferentError, MediaNotCached, Param
@@ -127,6 +127,9 @@ RESPONSES: Final = OpenAIDialect(
     id_prefix="resp_",
     params={Param.MESSAGES: "input", Param.PREVIOUS_ANSWER: "previous_response_id"},
 )
+INPUT_TOKENS: Final = replace(
+    RESPONSES, name="openai_input_tokens", path="/v1/responses/input_tokens"
+)
 MESSAGES: Final = AnthropicDialect(name="anthropic_messages", path="/v1/messages")
 COUNT_TOKENS: Final = AnthropicDialect(
     name="anthropic_count_tokens", path="/v1/messages/count_tokens"
@@ -135,6 +138,6 @@ NONE: Final = OpenAIDialect(name="", path="", id_prefix="request-", names_error_
 """Format of errors at every other path."""
 
 DIALECTS: Final[Mapping[str, Dialect]] = {
-    each.path: each for each in (CHAT, RESPONSES, MESSAGES, COUNT_TOKENS)
+    each.path: each for each in (CHAT, RESPONSES, INPUT_TOKENS, MESSAGES, COUNT_TOKENS)
 }
 """By path."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from afferent.builtin.apis.schema import ConversationRequest, Stop
 from afferent.builtin.pipeline.request import ScoredToken, Usage
+from afferent.items.request import Detail
 from afferent.media.body.cutter import MediaKeys
 
 MEDIA_KEYS = MediaKeys(
@@ -19,6 +20,8 @@ MEDIA_KEYS = MediaKeys(
 size.
 """
 
+ImageDetail = Detail | Literal["original"]
+"""Detail of an image; ``original`` has no limit but the model's own, which ``auto`` has, too."""
 Stops = Stop | Annotated[list[Stop], Meta(max_length=4)]
 
 
@@ -32,6 +35,10 @@ class OpenAIRequest(ConversationRequest, kw_only=True):
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     stop: Stops | None = None
+
+
+def detail_of(given: ImageDetail | None) -> Detail:
+    return "auto" if given is None or given == "original" else given
 
 
 def stops(given: str | Sequence[str] | None) -> tuple[str, ...]:

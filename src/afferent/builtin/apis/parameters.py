@@ -189,7 +189,7 @@ _PROMPT = (
 
 _ACCEPTED = (
     _in_responses("store", "whether the answer can be gone on with"),
-    _in_chat("store", "OpenAI's list of answers, which there is not here", Only((False,))),
+    _in_chat("store", "OpenAI's list of answers, which there is not here", A),
     Parameter("metadata", "the client's own notes", {CHAT: A, RESPONSES: H, MESSAGES: A}),
     Parameter("user", "who asks", {CHAT: A, RESPONSES: A, COMPLETIONS: A}),
     _in_openai("safety_identifier", "who asks", A),
@@ -238,7 +238,11 @@ _REFUSED = (
     _in_chat("audio", "answers are text", Only()),
     _in_responses("image", "answers are text", Only()),
     _in_chat("web_search_options", "nothing is searched", Only()),
-    _in_responses("truncation", "nothing is left out of a prompt", Only(("disabled",))),
+    _in_responses(
+        "truncation",
+        "nothing is left out of a prompt; one that is too long is refused",
+        Only(("disabled", "auto")),
+    ),
     _everywhere("truncate_prompt_tokens", "nothing is left out of a prompt", Only()),
     _in_responses("background", "answers are waited for", Only((False,))),
     _in_responses("conversation", "conversations go by `previous_response_id`", Only()),

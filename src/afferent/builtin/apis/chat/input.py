@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from afferent.builtin.apis import schema
+from afferent.builtin.apis import openai, schema
 from afferent.builtin.apis.chat import schema as openai_schema
 from afferent.builtin.apis.tool_calls import ToolCalls
 from afferent.builtin.pipeline.request import Message, Part, Role, TextPart
@@ -83,7 +83,7 @@ def _part(part: openai_schema.Content, media: dict[str, RawMedia], where: str) -
             return TextPart(text)
         case openai_schema.ImageContent(image, uuid):
             url = image.url if image else None
-            detail = image.detail if image and image.detail else "auto"
+            detail = openai.detail_of(image.detail if image else None)
             found = MediaPart(Modality.IMAGE, _source(url, media), detail, uuid)
         case openai_schema.VideoContent(video, uuid):
             url = video.url if video else None

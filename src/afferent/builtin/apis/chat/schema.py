@@ -13,9 +13,8 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from afferent.builtin.apis import forms
-from afferent.builtin.apis.openai import OpenAIRequest, StreamOptions
+from afferent.builtin.apis.openai import ImageDetail, OpenAIRequest, StreamOptions
 from afferent.builtin.apis.schema import MAX_PARTS, MaxTokens, Name
-from afferent.items.request import Detail
 
 Uuid = Annotated[str, Meta(min_length=1, max_length=256)]
 """Client's own id of an item; with it, the item itself may be omitted later."""
@@ -31,7 +30,7 @@ class RefusalContent(Struct, tag="refusal"):
 
 class ImageUrl(Struct):
     url: str | None = None
-    detail: Detail | None = None
+    detail: ImageDetail | None = None
 
 
 class ImageContent(Struct, tag="image_url"):

@@ -9,15 +9,16 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from afferent.builtin.apis import forms, openai, parameters, schema
+from afferent.builtin.apis.api import TokenCount
 from afferent.builtin.apis.asking import BuiltinApi, with_parameters, with_template
 from afferent.builtin.apis.openai import OpenAIRequest
 from afferent.builtin.apis.responses.events import ResponsesReply
 from afferent.builtin.apis.responses.input import InputItem, read_input
 from afferent.builtin.apis.responses.kept import LOOKUPS
 from afferent.builtin.pipeline.call import Call
-from afferent.builtin.pipeline.request import GenerateRequest, Logprobs, Message, TextPart
+from afferent.builtin.pipeline.request import GenerateRequest, Logprobs, Message, Rendered, TextPart
 from afferent.media.body.received import ReceivedBody
-from afferent.proxy.dialects import RESPONSES
+from afferent.proxy.dialects import INPUT_TOKENS, RESPONSES
 
 _FORMAT = "text.format"
 _LOGPROBS = "message.output_text.logprobs"
@@ -71,6 +72,7 @@ class ResponsesRequest(OpenAIRequest, kw_only=True):
     prompt_cache_key: Any = None
     safety_identifier: Any = None
     tool_choice: Any = None
+    truncation: Any = None
     user: Any = None
 
     def form(self) -> forms.Form:
@@ -80,13 +82,11 @@ class ResponsesRequest(OpenAIRequest, kw_only=True):
         return forms.one_of(forms.of_format(wanted, _FORMAT), super().form())
 
 
-class OpenAIResponses(BuiltinApi[ResponsesRequest]):
-    """Responses; see `afferent.builtin.apis.api.Api`."""
+class _Responses(BuiltinApi[ResponsesRequest]):
+    """Common part of the APIs for an answer and for a token count."""
 
-    dialect = RESPONSES
     reader = schema.Reader(ResponsesRequest, parameters.RESPONSES)
     media_keys = openai.MEDIA_KEYS
-    besides = LOOKUPS
     example: Mapping[str, Any] = {"input": "What is a star?"}
 
     def translate(self, request: ResponsesRequest, body: ReceivedBody, request_id: str) -> Call:
@@ -108,6 +108,23 @@ class OpenAIResponses(BuiltinApi[ResponsesRequest]):
             previous_id=request.previous_response_id,
             is_kept=request.store is not False,
         )
+
+
+class OpenAIInputTokens(_Responses):
+    """Number of a prompt's tokens; no answer is generated."""
+
+    dialect = INPUT_TOKENS
+
+
+def _count(rendered: Rendered) -> Mapping[str, Any]:
+    return {"object": "response.input_tokens", "input_tokens": len(rendered.token_ids)}
+
+
+class OpenAIResponses(_Responses):
+    """Responses; see `afferent.builtin.apis.api.Api`."""
+
+    dialect = RESPONSES
+    besides = (*LOOKUPS, TokenCount(api=OpenAIInputTokens(), answer=_count))
 
 
 def _wanted_logprobs(request: ResponsesRequest) -> Logprobs | None:
@@ -143,6 +160,6 @@ def _echo(request: ResponsesRequest) -> dict[str, Any]:
         "tools": [],
         "top_logprobs": request.top_logprobs or 0,
         "top_p": request.top_p,
-        "truncation": "disabled",
+        "truncation": request.truncation or "disabled",
         "user": request.user,
     }

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from afferent.builtin.apis import schema
+from afferent.builtin.apis import openai, schema
 from afferent.builtin.apis.file_kinds import kind_of_file, kind_of_name
 from afferent.builtin.apis.tool_calls import ToolCalls
 from afferent.builtin.pipeline.request import Message, Part, Role, TextPart
@@ -37,7 +37,7 @@ class _Refusal(Struct, tag="refusal"):
 class _InputImage(Struct, tag="input_image"):
     image_url: str | None = None
     file_id: str | None = None
-    detail: Detail | Literal["original"] | None = None
+    detail: openai.ImageDetail | None = None
 
 
 class _InputFile(Struct, tag="input_file"):
@@ -128,6 +128,8 @@ class _Reader:
                 self._call(item.name, item.input, where)
             case "function_call_output" | "custom_tool_call_output":
                 self._output(item.output, where)
+            case "reasoning":
+                pass  # clients send back those of other models; none is a part of a prompt here
             case _:
                 raise UnsupportedParameter(
                     f"items of type {item.type!r} are not supported", param=where
@@ -174,10 +176,8 @@ class _Reader:
                 return MediaPart(Modality.AUDIO, self.media.pop(audio.data, url))
 
     def _image(self, part: _InputImage, where: str) -> MediaPart:
-        detail = part.detail or "auto"
-        if detail == "original":
-            raise UnsupportedParameter("the detail 'original' is not supported", param=where)
         url = _only(where, image_url=part.image_url, file_id=part.file_id)
+        detail = openai.detail_of(part.detail)
         return MediaPart(Modality.IMAGE, self.media.pop(url, url), detail)
 
     def _file(self, part: _InputFile, where: str) -> MediaPart:
