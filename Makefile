@@ -166,8 +166,8 @@ bench-ray: setup .venv-ray/.ready  ## a benchmark with Ray beside it (NAME=store
 bench-vllm: setup-vllm  ## in front of vLLM, beside vLLM itself (a quarter of an hour), ARGS="--quick"
 	@$(BIN)/python -m benchmarks.run vllm $(ARGS)
 
-bench-render: setup-vllm  ## preparing alone, beside vLLM's render server (a quarter of an hour), ARGS="--quick"
-	@$(BIN)/python -m benchmarks.run render $(ARGS)
+bench-render: setup-vllm  ## features alone (a quarter of an hour) or prompts for a router (NAME=router), beside vLLM's render server, ARGS="--quick"
+	@$(BIN)/python -m benchmarks.run $(or $(NAME),render) $(ARGS)
 
 mutants: setup  ## see whether the tests notice small faults (a quarter of an hour), ARGS="--only admission"
 	@$(BIN)/python -m tools.mutants $(ARGS)

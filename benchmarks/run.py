@@ -35,7 +35,7 @@ from benchmarks import (
     tier,
     window,
 )
-from benchmarks.peers import render, vllm
+from benchmarks.peers import render, router, vllm
 from benchmarks.record import Report, Row, figure, machine, spread, versions
 
 BENCHMARKS: dict[str, ModuleType] = {
@@ -56,6 +56,7 @@ BENCHMARKS: dict[str, ModuleType] = {
     "preprocess": preprocess,
     "probes": probes,
     "render": render,
+    "router": router,
     "store": store,
     "tier": tier,
     "vllm": vllm,

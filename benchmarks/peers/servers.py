@@ -86,7 +86,7 @@ class Side:
         return Memory(outside + max(shared, self.arena_nbytes), worker)
 
 
-def make_model(folder: Path) -> Path:
+def make_model(folder: Path, *, max_positions: int = 4096) -> Path:
     """Make a tiny Qwen2.5-VL with random weights, which takes pages at their own size.
 
     Its encoder has only window attention, so that the engine does not dominate the results. Its
@@ -107,7 +107,7 @@ def make_model(folder: Path) -> Path:
                 "num_attention_heads": 2,
                 "num_key_value_heads": 1,
                 "vocab_size": 512,
-                "max_position_embeddings": 4096,
+                "max_position_embeddings": max_positions,
                 "rope_parameters": rope,
                 "eos_token_id": 2,
             },
@@ -160,10 +160,18 @@ def afferent(python: Path, model: Path) -> Iterator[Side]:
 
 
 @contextmanager
-def stock_render(python: Path, model: Path) -> Iterator[Side]:
-    """Run ``vllm launch render``, without an engine."""
+def stock_render(python: Path, model: Path, *, core: int | None = None) -> Iterator[Side]:
+    """Run ``vllm launch render``, without an engine, on one core or on all."""
     port = free_port()
-    line = [str(python), "-m", "vllm.entrypoints.cli.main", "launch", "render", str(model)]
+    line = [
+        *_bound_to(core),
+        str(python),
+        "-m",
+        "vllm.entrypoints.cli.main",
+        "launch",
+        "render",
+        str(model),
+    ]
     line += [*_ARGUMENTS, "--served-model-name", MODEL, "--port", str(port)]
     with _running("vllm-render", line, f"http://127.0.0.1:{port}", "/health") as side:
         yield side
@@ -176,6 +184,20 @@ def afferent_render(model: Path, *flags: str) -> Iterator[Side]:
     line = [sys.executable, "-m", "afferent.cli", "serve", str(model), "--port", str(port)]
     with _running("afferent", [*line, *flags], f"http://127.0.0.1:{port}", "/ready") as side:
         yield side
+
+
+@contextmanager
+def afferent_prompts(model: Path, *flags: str, core: int | None = None) -> Iterator[Side]:
+    """Run ``afferent render`` with the hashes of vLLM, on one core or on all."""
+    port = free_port()
+    line = [*_bound_to(core), sys.executable, "-m", "afferent.cli", "render", str(model)]
+    line += ["--port", str(port), "--render-hashes", "vllm-blake3", *flags]
+    with _running("prompts", line, f"http://127.0.0.1:{port}", "/ready") as side:
+        yield side
+
+
+def _bound_to(core: int | None) -> list[str]:
+    return [] if core is None else ["taskset", "-c", str(core)]
 
 
 @contextmanager

@@ -76,6 +76,12 @@ def test_what_is_never_kept(parts: tuple[Part, ...], options: TemplateOptions) -
     assert [writer.tokens(*parts, options=options) for _ in range(2)] == [[1], [2]]
 
 
+def test_message_with_further_keys_is_never_kept() -> None:
+    memory = Writer().memory
+    message = Message("assistant", (TextPart("x"),), {"tool_calls": []})
+    assert [memory.tokens([message], PLAIN, tenant="") for _ in range(2)] == [[1], [2]]
+
+
 def test_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_memory, "_MOST_PROMPTS", 2)
     writer = Writer()

@@ -160,6 +160,20 @@ def test_renderer_for_stock_vllm_gives_its_hashes_and_reads_its_special_tokens(
             quoted = other.post_to("/v1/chat/completions/render", body)
         num_ends = [each.json()["token_ids"].count(2) for each in (answer, quoted)]
         assert num_ends[0] == num_ends[1] + 1
+        tool = {"type": "function", "function": {"name": "look"}}
+        with_tools = {**body, "tools": [tool], "tool_choice": "required", "cache_salt": "salt"}
+        salted = renderer.post_to("/v1/chat/completions/render", with_tools).json()
+        assert (salted["cache_salt"], salted["features"]) == ("salt", answer.json()["features"])
+        question = [{"role": "user", "content": QUESTION}]
+        message = {"model": "shapes", "messages": question, "max_tokens": 1}
+        message["tools"] = [{"name": "look", "input_schema": {}}]
+        counted = renderer.post_to("/v1/messages/count_tokens", message).json()
+        written = renderer.post_to("/v1/messages/render", message).json()
+        assert counted == {"input_tokens": len(written["token_ids"])}
+        assert "cache_salt" not in written
+        completion = {"model": "shapes", "prompt": "a red", "cache_salt": "salt"}
+        (one,) = renderer.post_to("/v1/completions/render", completion).json()
+        assert one["cache_salt"] == "salt"
         empty = {"model": "shapes", "prompt": ""}
         refused = renderer.post_to("/v1/completions/render", empty)
         assert refused.status_code == 400

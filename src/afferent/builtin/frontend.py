@@ -40,7 +40,7 @@ def _with_engine(engine: Engine, base: Parts) -> Made:
         store=base.store,
         engine=engine,
         prompts=PromptBuilder(
-            folder, family, parses_special=isinstance(engine, Renderer) and engine.is_for_vllm
+            folder, family, as_vllm=isinstance(engine, Renderer) and engine.is_for_vllm
         ),
         items=base.items(
             Processor(family, fingerprint(folder, family)),

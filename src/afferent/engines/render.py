@@ -47,6 +47,12 @@ class RenderSettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=
         Group.COMMON,
         unit="NAME",
     )
+    exclude_tools_when_tool_choice_none: bool = setting(
+        False,
+        "tools are not in the prompt of a request with the tool_choice none, as in a vLLM with the "
+        "flag of this name",
+        Group.COMMON,
+    )
 
 
 class RenderLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,6 +62,7 @@ class RenderLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hashes: Hashes = "afferent"
     model: str = ""
     is_for_vllm: bool = False
+    excludes_unused_tools: bool = False
 
 
 class Renderer:
@@ -69,6 +76,11 @@ class Renderer:
     def is_for_vllm(self) -> bool:
         """Whether prompts are those of vLLM, also where special tokens are spelled out in text."""
         return self._link.is_for_vllm
+
+    @property
+    def excludes_unused_tools(self) -> bool:
+        """Whether tools are left out of a prompt if the request's ``tool_choice`` is ``none``."""
+        return self._link.excludes_unused_tools
 
     def hash_of(
         self, modality: Modality, key: bytes, file: bytes | memoryview | None, uuid: str
@@ -130,6 +142,7 @@ class RenderKind(EngineKind[RenderSettings, RenderLink]):
             hashes=settings.render_hashes,
             model=settings.render_model or str(site.model_folder),
             is_for_vllm=settings.render_for == "vllm",
+            excludes_unused_tools=settings.exclude_tools_when_tool_choice_none,
         )
         return EnginePlan(processes=(), link=link)
 

@@ -133,7 +133,7 @@ def with_template(
         _check_end(generate)
     template = TemplateOptions(
         variables=variables,
-        num_characters=_check_variables(variables),
+        num_characters=check_variables(variables),
         begins_answer=not goes_on and begins is not False,
         continues_last=goes_on,
     )
@@ -151,7 +151,7 @@ def _check_end(generate: GenerateRequest) -> None:
     raise InvalidRequest(f"there is nothing to go on with: {why}", param=Param.MESSAGES)
 
 
-def _check_variables(variables: Mapping[str, Any]) -> int:
+def check_variables(variables: Mapping[str, Any]) -> int:
     """Return the number of characters in the variables.
 
     Raises:
@@ -162,25 +162,33 @@ def _check_variables(variables: Mapping[str, Any]) -> int:
             raise InvalidRequest(f"{name} is not set by {_WHERE}", param=_WHERE)
     if len(variables) > _MAX_VARIABLES:
         raise InvalidRequest(f"{_WHERE} has more than {_MAX_VARIABLES} names", param=_WHERE)
-    num_characters = sum(_sizes(variables, _MAX_DEPTH))
+    num_characters = sum(text_sizes(variables, _MAX_DEPTH, _WHERE))
     if num_characters > _MAX_CHARACTERS:
         raise InvalidRequest(f"{_WHERE} has more than {_MAX_CHARACTERS} characters", param=_WHERE)
     return num_characters
 
 
-def _sizes(value: Any, depth: int) -> Iterator[int]:
-    """Yield the number of characters of each text and number."""
+def text_sizes(value: Any, depth: int, where: str) -> Iterator[int]:
+    """Yield the number of characters of each text and number.
+
+    Args:
+        depth: Maximum of nested objects and lists.
+        where: Parameter with the value.
+
+    Raises:
+        InvalidRequest: The value is nested deeper.
+    """
     if depth == 0:
-        raise InvalidRequest(f"{_WHERE} is nested more than {_MAX_DEPTH} deep", param=_WHERE)
+        raise InvalidRequest(f"{where} is nested too deeply", param=where)
     match value:
         case Mapping():
             for name, each in value.items():
                 yield len(name)
-                yield from _sizes(each, depth - 1)
+                yield from text_sizes(each, depth - 1, where)
         case list():
             yield len(value)
             for each in value:
-                yield from _sizes(each, depth - 1)
+                yield from text_sizes(each, depth - 1, where)
         case str():
             yield len(value)
         case _:

@@ -95,13 +95,22 @@ class Reader(Generic[Request]):
             ModelNotFound: The request names another model.
             UnsupportedParameter: An unsupported parameter has a value with an effect.
         """
-        request = _decode(self._decoder, text, None, self._bounds)
-        names = (served,) if isinstance(served, str) else served
-        if request.model not in names:
-            raise model_not_found(request.model, names)
-        request.model = names[0]
-        given = _decode(_names_decoder, text, None)
+        request = decode(self._decoder, text, None, self._bounds)
+        request.model = check_model(request.model, served)
+        given = decode(_names_decoder, text, None)
         return request, self._names.check(given, refuses_unknown=refuses_unknown)
+
+
+def check_model(asked: str, served: ModelNames) -> str:
+    """Return the model's first name.
+
+    Raises:
+        ModelNotFound: The request names another model.
+    """
+    names = (served,) if isinstance(served, str) else served
+    if asked not in names:
+        raise model_not_found(asked, names)
+    return names[0]
 
 
 def model_not_found(asked: str, names: Sequence[str]) -> ModelNotFound:
@@ -121,10 +130,10 @@ def read_part(
     Raises:
         InvalidRequest: It is not of the schema.
     """
-    return None if part is UNSET else _decode(decoder, part, param)
+    return None if part is UNSET else decode(decoder, part, param)
 
 
-def _decode(
+def decode(
     decoder: msgspec.json.Decoder[T],
     text: bytes | msgspec.Raw,
     param: str | None,

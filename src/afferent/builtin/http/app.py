@@ -15,6 +15,7 @@ from starlette.routing import Route
 from afferent.admission.gate import Gate
 from afferent.builtin.apis.api import Api, Lookup, TokenCount
 from afferent.builtin.apis.registry import APIS, TOKENS, by_path
+from afferent.builtin.apis.rendering.prompt_readers import READERS
 from afferent.builtin.http.endpoint import Endpoint
 from afferent.builtin.http.lookups import lookup_route
 from afferent.builtin.http.openapi import document
@@ -65,7 +66,8 @@ class Frontend:
         self._apis = by_path(apis, TOKENS)
 
         def endpoint(api: Api) -> Endpoint:
-            return Endpoint(api, pipeline, gate, settings, scopes, history, load)
+            prompts = READERS.get(api.path)
+            return Endpoint(api, pipeline, gate, settings, scopes, history, load, prompts)
 
         def routes(api: Api) -> Iterator[Route]:
             own = endpoint(api)

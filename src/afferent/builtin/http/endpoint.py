@@ -15,14 +15,17 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from afferent.admission.gate import Gate
+from afferent.admission.shares import Share
 from afferent.builtin.apis.api import Api
+from afferent.builtin.apis.rendering.prompt_request import PromptReader
 from afferent.builtin.http.sse import EventStream
 from afferent.builtin.pipeline.call import Answer, Call
 from afferent.builtin.pipeline.collector import AnswerCollector
 from afferent.builtin.pipeline.conversations import History
 from afferent.builtin.pipeline.pipeline import Pipeline
 from afferent.builtin.pipeline.render import generate_request, rendered_body
-from afferent.builtin.pipeline.request import Output, PromptInfo, Rendered
+from afferent.builtin.pipeline.request import GenerateRequest, Output, PromptInfo, Rendered
+from afferent.media.body.received import ReceivedBody
 from afferent.proxy import counting
 from afferent.proxy.answer_headers import with_report
 from afferent.proxy.app_settings import AppSettings
@@ -72,8 +75,11 @@ class Endpoint:
         scopes: RequestScopes,
         history: History,
         load: LoadReports,
+        prompts: PromptReader[Any] | None = None,
     ) -> None:
+        """Create it; ``prompts`` reads the requests for a prompt, if not the API does."""
         self._api, self._pipeline, self._gate = api, pipeline, gate
+        self._prompts = prompts
         self._settings, self._scopes = settings, scopes
         self._history, self._load = history, load
         counting.APIS.add(api.name)
@@ -136,7 +142,7 @@ class Endpoint:
                 return
         await answer(scope, receive, send)
 
-    async def _read(self, exchange: _Exchange) -> Call:
+    async def _receive(self, exchange: _Exchange) -> tuple[ReceivedBody, Share]:
         trace, request = exchange.trace, exchange.request
         share = await exchange.own.admit(request.headers, request.scope)
         trace.media = "unknown"
@@ -149,6 +155,10 @@ class Endpoint:
         body = await reader.read(exchange.request)
         copied = sum(item.nbytes for item in body.media.values())
         trace.stage(start_ns, "read_body", copied_nbytes=copied, note=f"{body.nbytes} bytes")
+        return body, share
+
+    async def _read(self, exchange: _Exchange) -> Call:
+        body, share = await self._receive(exchange)
         start_ns = time.monotonic_ns()
         call = self._api.parse(
             body,
@@ -156,7 +166,7 @@ class Endpoint:
             model=self._settings.model_names,
             refuses_unknown=self._settings.refuses_unknown,
         )
-        trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))
+        exchange.trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))
         call = replace(call, generate=structs.replace(call.generate, share=share))
         return await self._history.resume(call)
 
@@ -171,16 +181,27 @@ class Endpoint:
         rendered = await self._rendered(exchange)
         return json_answer(rendered_body(self._settings.model_name, rendered), exchange.own.id)
 
+    async def _prompt_request(self, exchange: _Exchange) -> GenerateRequest:
+        rules = self._pipeline.vllm_rules
+        if self._prompts is None or rules is None:
+            return (await self._read(exchange)).generate
+        body, share = await self._receive(exchange)
+        start_ns = time.monotonic_ns()
+        served = self._settings.model_names
+        generate = self._prompts.read(body, request_id=exchange.own.id, served=served, rules=rules)
+        exchange.trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))
+        return structs.replace(generate, share=share)
+
     async def _rendered(
         self, exchange: _Exchange, *, with_features: bool | None = None
     ) -> Rendered:
         """Return the prompt; by default, the query ``features=1`` asks for features too."""
-        call = await self._read(exchange)
+        generate = await self._prompt_request(exchange)
         if with_features is None:
             wish = exchange.request.query_params.get("features", "0")
             with_features = wish not in ("0", "false")
         rendered = await self._pipeline.render(
-            call.generate, exchange.trace, with_features=with_features
+            generate, exchange.trace, with_features=with_features
         )
         exchange.own.release()  # features of a prompt are not pinned
         return rendered

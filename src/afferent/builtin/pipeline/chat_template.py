@@ -6,6 +6,7 @@ import datetime
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -39,18 +40,29 @@ class ChatTemplate:
         Raises:
             ConfigError: There is none, or it is invalid.
         """
-        template = _template_of(folder)
+        template, for_tools = (_template_of(folder, has_tools=each) for each in (False, True))
         try:
             self._template = _compile(template)
+            self._with_tools = self._template if for_tools == template else _compile(for_tools)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(
                 f"the chat template of {folder} is broken at line {error.lineno}: {error.message}"
             ) from error
         # A role that the model was not trained with would be an unknown word to it.
-        self.has_tool_role = re.search(r"""["']tool["']""", template) is not None
+        self.has_tool_role = _has_role(template, "tool")
+        self.has_developer_role = _has_role(template, "developer")
         self.is_constant = _CHANGES.search(template) is None
         """Whether the same messages always give the same text."""
         self._names = special_names(folder)
+        self._texts = template, for_tools
+
+    @cached_property
+    def merges_system(self) -> bool:
+        """Whether system messages are merged into the first one, since it is refused elsewhere.
+
+        vLLM decides so for its Messages API, by a trial without the functions of its renderer.
+        """
+        return any(map(_refuses_later_system, self._texts))
 
     def render(
         self,
@@ -65,19 +77,15 @@ class ChatTemplate:
         Args:
             variables: Further variables of the template.
             begins_answer: Whether the assistant's turn begins at the end.
-            continues_last: Whether the text ends with that of the last message, whose last part is
-                text.
+            continues_last: Whether the prompt ends with the last text of the last message.
 
         Raises:
-            InvalidRequest: The template refuses the messages.
+            InvalidRequest: The template refuses the messages, or the last one has no text.
         """
         if not continues_last:
             return self._render(messages, variables, begins_answer=begins_answer)
         *before, last = messages
-        *others, text = last["content"]
-        # The final space shows whether the template strips text.
-        opened = {"type": "text", "text": f"{text['text']}{_OPEN_END} "}
-        open_messages = [*before, {**last, "content": [*others, opened]}]
+        open_messages = [*before, {**last, "content": _opened(last["content"])}]
         rendered = self._render(open_messages, variables, begins_answer=False)
         said, found, rest = rendered.rpartition(_OPEN_END)
         if not found:
@@ -94,11 +102,10 @@ class ChatTemplate:
         *,
         begins_answer: bool,
     ) -> str:
-        known = {**variables, **self._names}
+        known = {"tools": None, "documents": None, **variables, **self._names}
+        template = self._template if known["tools"] is None else self._with_tools
         try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=begins_answer, **known
-            )
+            return template.render(messages=messages, add_generation_prompt=begins_answer, **known)
         except _TemplateRefusal as error:
             raise InvalidRequest(
                 f"the model's chat template: {error}", param=Param.MESSAGES
@@ -113,25 +120,72 @@ class _TemplateRefusal(jinja2.TemplateError):
     """Raised by a template that calls ``raise_exception``."""
 
 
-def _template_of(folder: Path) -> str:
+def _opened(content: str | Sequence[Mapping[str, Any]]) -> Any:
+    """Return a message's content with a mark at the end of its last text.
+
+    The space after the mark shows whether the template strips text.
+    """
+    if isinstance(content, str):
+        return f"{content}{_OPEN_END} "
+    parts = list(content)
+    for index, part in reversed(list(enumerate(parts))):
+        if "text" in part:
+            parts[index] = {**part, "text": f"{part['text']}{_OPEN_END} "}
+            return parts
+    raise InvalidRequest(
+        "there is nothing to go on with: the last message has no text", param=Param.MESSAGES
+    )
+
+
+def _has_role(template: str, role: str) -> bool:
+    return re.search(f"""["']{role}["']""", template) is not None
+
+
+def _refuses_later_system(template: str) -> bool:
+    roles = ("system", "user", "system", "user")
+    messages = [{"role": role, "content": "t"} for role in roles]
+    try:
+        _environment().from_string(template).render(messages=messages, add_generation_prompt=False)
+    except jinja2.TemplateError:
+        return True
+    except _TEMPLATE_FAILURES:
+        return False
+    return False
+
+
+def _template_of(folder: Path, *, has_tools: bool = False) -> str:
+    """Return the template of a folder.
+
+    Args:
+        has_tools: Whether the conversation has tools. As in vLLM, the tokenizer's template then
+            precedes the processor's, and one with the name ``tool_use`` the other ones.
+    """
     file = folder / "chat_template.jinja"
     if file.exists():
         try:
             return file.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file} can't be read: {error}") from error
-    for name in ("chat_template.json", "tokenizer_config.json"):
+    names = ("chat_template.json", "tokenizer_config.json")
+    for name in reversed(names) if has_tools else names:
         path = folder / name
         template = read_json(path).get("chat_template") if path.exists() else None
+        if isinstance(template, list):
+            named = {each.get("name"): each.get("template") for each in template}
+            template = (named.get("tool_use") if has_tools else None) or named.get("default")
         if isinstance(template, str):
             return template
     raise ConfigError(f"{folder} has no chat template")
 
 
-def _compile(template: str) -> jinja2.Template:
-    environment = ImmutableSandboxedEnvironment(
+def _environment() -> ImmutableSandboxedEnvironment:
+    return ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
+
+
+def _compile(template: str) -> jinja2.Template:
+    environment = _environment()
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
@@ -146,5 +200,17 @@ def _strftime_now(format: str) -> str:
     return datetime.datetime.now().astimezone().strftime(format)
 
 
-def _to_json(value: Any, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=options.get("indent"))
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )

@@ -20,7 +20,7 @@ from msgspec import Struct, structs
 from afferent import keys
 from afferent.builtin.pipeline.call import Call
 from afferent.builtin.pipeline.collector import AnswerCollector
-from afferent.builtin.pipeline.request import End, Message, Output, Part, Role, TextPart
+from afferent.builtin.pipeline.request import End, Message, Output, Part, TextPart
 from afferent.errors import AfferentError, Param, ResponseNotFound
 from afferent.items.acquire import handle_if_there
 from afferent.items.request import Detail, MediaPart, SeenMedia
@@ -64,7 +64,7 @@ class _Media(Struct, frozen=True, array_like=True, tag="media", forbid_unknown_f
 
 
 class _Turn(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    role: Role
+    role: str
     parts: list[_Text | _Media]
 
 

@@ -24,6 +24,7 @@ from afferent.builtin.pipeline.request import (
     RenderedItem,
     SamplingDefaults,
     TextPart,
+    VllmRules,
 )
 from afferent.builtin.pipeline.stops import StopMatcher
 from afferent.engines.protocol import Accepted, Engine, EngineInfo, EngineRequest, Finished, Tokens
@@ -75,6 +76,17 @@ class Pipeline:
         self._prompts = prompts
         self._items = items
         self._sampling = sampling
+
+    @property
+    def vllm_rules(self) -> VllmRules | None:
+        """Rules for prompts of vLLM; ``None`` if the prompts are not for vLLM."""
+        renderer = self.engine
+        if not isinstance(renderer, Renderer) or not renderer.is_for_vllm:
+            return None
+        return VllmRules(
+            merges_system=self._prompts.merges_system,
+            excludes_unused_tools=renderer.excludes_unused_tools,
+        )
 
     async def run(
         self, request: GenerateRequest, own: RequestScope
@@ -148,6 +160,7 @@ class Pipeline:
                 items,
                 info.max_model_len if info is not None else 0,
                 self._prompts.text_of(given) if isinstance(given, tuple) else "",
+                request.cache_salt,
             )
 
     def _hash_of(self, item: ReceivedItem) -> str:

@@ -20,6 +20,7 @@ from tokenizers.decoders import DecodeStream
 from afferent.builtin.pipeline.chat_template import STAND_IN, ChatTemplate
 from afferent.builtin.pipeline.prompt_memory import PromptMemory
 from afferent.builtin.pipeline.request import Message, SamplingDefaults, TemplateOptions, TextPart
+from afferent.builtin.pipeline.vllm_messages import Written, as_vllm
 from afferent.errors import ConfigError, InternalError, InvalidRequest, Param
 from afferent.items.request import MediaPart
 from afferent.media.families.family import Family, MediaTokens, read_json
@@ -45,12 +46,13 @@ class Prompt:
 class PromptBuilder:
     """Chat template and tokenizer of one model."""
 
-    def __init__(self, folder: Path, family: Family, *, parses_special: bool = False) -> None:
+    def __init__(self, folder: Path, family: Family, *, as_vllm: bool = False) -> None:
         """Read the model's folder.
 
         Args:
-            parses_special: Whether clients' text that spells out a special token becomes that
-                token, as in vLLM. Tokens of media never do.
+            as_vllm: Whether prompts are those of vLLM: messages reach the chat template in vLLM's
+                format, and clients' text that spells out a special token becomes that token.
+                Tokens of media never do.
 
         Raises:
             ConfigError: The folder has no usable tokenizer or chat template.
@@ -67,13 +69,13 @@ class PromptBuilder:
         )
         added = self._tokenizer.get_added_tokens_decoder()
         special = [token.content for token in added.values() if token.special]
-        special = [] if parses_special else special
+        special = [] if as_vllm else special
         self._special = tuple(dict.fromkeys([*special, *written]))
         self._tokens = family.tokens
         self._modality_of = {tokens.marker: kind for kind, tokens in family.tokens.items()}
         self.max_token_characters = max(map(len, self._tokenizer.get_vocab()))
         """Upper bound of the characters in one token."""
-        self._template = ChatTemplate(folder)
+        self._template, self._as_vllm = ChatTemplate(folder), as_vllm
         self._memory = PromptMemory(self._marked)
         self._pieces: dict[str, list[int]] = {}
 
@@ -123,11 +125,19 @@ class PromptBuilder:
         in_order = range(len(media))
         return Prompt(token_ids, [placeholders[i] for i in in_order], [spans[i] for i in in_order])
 
+    @property
+    def merges_system(self) -> bool:
+        """Whether the chat template takes system messages at the start only."""
+        return self._template.merges_system
+
     def _marked(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
         """Return the tokens of messages, with each item's marker."""
         quoted: list[str] = []
+        written: Sequence[Written] = [self._as_dict(message, quoted) for message in messages]
+        if self._as_vllm:
+            written = as_vllm(written, has_developer_role=self._template.has_developer_role)
         rendered = self._template.render(
-            [self._as_dict(message, quoted) for message in messages],
+            written,
             self._quote_in(options.variables, quoted),
             begins_answer=options.begins_answer,
             continues_last=options.continues_last,
@@ -191,7 +201,7 @@ class PromptBuilder:
     def detokenizer(self, *, skips_special: bool = True) -> Detokenizer:
         return Detokenizer(self._tokenizer, skips_special=skips_special)
 
-    def _as_dict(self, message: Message, quoted: list[str]) -> dict[str, Any]:
+    def _as_dict(self, message: Message, quoted: list[str]) -> Written:
         content = []
         for part in message.parts:
             match part:
@@ -199,8 +209,9 @@ class PromptBuilder:
                     content.append({"type": str(modality)})
                 case TextPart(text):
                     content.append({"type": "text", "text": self._quote(text, quoted)})
-        is_known = message.role != "tool" or self._template.has_tool_role
-        return {"role": message.role if is_known else "user", "content": content}
+        is_known = message.role != "tool" or self._template.has_tool_role or self._as_vllm
+        written = {"role": message.role if is_known else "user", "content": content}
+        return written | self._quote_in(message.extra, quoted) if message.extra else written
 
     def _quote(self, text: str, quoted: list[str]) -> str:
         """Return ``text``, or a placeholder for it if it spells out a special token."""

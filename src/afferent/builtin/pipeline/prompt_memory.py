@@ -51,8 +51,11 @@ class PromptMemory:
 
 
 def _key(messages: Sequence[Message], options: TemplateOptions, tenant: str) -> _Key | None:
-    """Return the cache key; ``None`` if the text is long, or the template has variables."""
-    if options.variables:
+    """Return the cache key.
+
+    It is ``None`` if the text is long, the template has variables, or a message has further keys.
+    """
+    if options.variables or any(message.extra for message in messages):
         return None
     num_characters, said = 0, []
     for message in messages:

@@ -19,11 +19,13 @@ def generate_request(request_id: str, model: str, rendered: Rendered) -> dict[st
         hashes.setdefault(item.modality, []).append(item.hash)
         places.setdefault(item.modality, []).append(_range(item.span))
     features = {"mm_hashes": hashes, "mm_placeholders": places} if hashes else None
+    salt = {"cache_salt": rendered.cache_salt} if rendered.cache_salt else {}
     return {
         "request_id": request_id,
         "token_ids": rendered.token_ids,
         "features": features,
         "model": model,
+        **salt,
     }
 
 

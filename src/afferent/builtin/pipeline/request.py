@@ -26,8 +26,16 @@ Part = TextPart | MediaPart
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    role: Role
+    """Turn of a conversation.
+
+    Attributes:
+        role: A `Role`; the renderer for vLLM takes any other, too.
+        extra: Further keys of the message for the chat template, such as ``tool_calls``.
+    """
+
+    role: str
     parts: tuple[Part, ...]
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 ScoredToken = msgspec.Raw
@@ -105,6 +113,8 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     n: int = 1
     """Number of answers."""
     logprobs: Logprobs | None = None
+    cache_salt: str = ""
+    """Salt of the prefix cache, which a rendered prompt repeats."""
     share: Share = NAMELESS
     """Tenant and weight of the request."""
 
@@ -122,6 +132,21 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     def items(self) -> ItemRequest:
         """The media of this request alone."""
         return ItemRequest(self.request_id, tuple(self.media), self.share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmRules:
+    """Rules by which vLLM reads a conversation, as far as a server and its model set them.
+
+    Attributes:
+        merges_system: Whether system messages within a conversation of the Messages API are moved
+            to its start, since the chat template takes none elsewhere.
+        excludes_unused_tools: Whether tools are left out of the prompt if ``tool_choice`` is
+            ``none``.
+    """
+
+    merges_system: bool
+    excludes_unused_tools: bool
 
 
 _ASKED = tuple(
@@ -177,6 +202,8 @@ class Rendered(Struct, frozen=True):
     max_model_len: int = 0
     text: str = ""
     """Text of a prompt that was given as tokens."""
+    cache_salt: str = ""
+    """Salt of the prefix cache, as the request gave it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ def _message(
     if isinstance(content, str):
         parts: list[Part] = [TextPart(content)]
     else:
-        parts = [_part(part, media, where) for part in content or ()]
+        parts = [read_content(part, media, where) for part in content or ()]
     if role not in ("user", "tool") and any(isinstance(part, MediaPart) for part in parts):
         raise InvalidRequest(
             f"media stand in messages of the user and of tools, and {where} is the {role}'s",
@@ -76,8 +76,12 @@ def _add_calls(
             calls.write(turn, call.name, call.arguments, where)
 
 
-def _part(part: openai_schema.Content, media: dict[str, RawMedia], where: str) -> Part:
-    """Translate a part; its media are removed from ``media``."""
+def read_content(part: openai_schema.Content, media: dict[str, RawMedia], where: str) -> Part:
+    """Translate a part; its media are removed from ``media``.
+
+    Raises:
+        InvalidRequest: It is an item without data, URL and id.
+    """
     match part:
         case openai_schema.TextContent(text) | openai_schema.RefusalContent(text):
             return TextPart(text)

@@ -19,8 +19,8 @@ from afferent.media.body.received import ReceivedBody
 from afferent.proxy.dialects import OpenAIDialect
 from afferent.types import TokenId
 
-_DEFAULT_MAX_TOKENS = 16
-_DIALECT = OpenAIDialect(
+DEFAULT_MAX_TOKENS = 16
+COMPLETIONS = OpenAIDialect(
     name=parameters.COMPLETIONS,
     path="/v1/completions",
     id_prefix="cmpl-",
@@ -52,7 +52,7 @@ class CompletionRequest(schema.AnyRequest, kw_only=True):
 class OpenAICompletions(BuiltinApi[CompletionRequest]):
     """Completions; see `afferent.builtin.apis.api.Api`."""
 
-    dialect = _DIALECT
+    dialect = COMPLETIONS
     reader = schema.Reader(CompletionRequest, parameters.COMPLETIONS)
     media_keys = openai.MEDIA_KEYS
     example: Mapping[str, Any] = {"prompt": "The picture shows", "max_tokens": 16}
@@ -62,7 +62,7 @@ class OpenAICompletions(BuiltinApi[CompletionRequest]):
         generate = GenerateRequest(
             request_id=request_id,
             prompt=read_prompt(request.prompt),
-            max_tokens=request.max_tokens or _DEFAULT_MAX_TOKENS,
+            max_tokens=request.max_tokens or DEFAULT_MAX_TOKENS,
             temperature=request.temperature,
             stop=openai.stops(request.stop),
             n=request.n or 1,
@@ -132,7 +132,7 @@ class _Reply:
         return done
 
     def fail(self, error: AfferentError) -> list[bytes]:
-        return [openai.frame(_DIALECT.error_body(error, self._request_id))]
+        return [openai.frame(COMPLETIONS.error_body(error, self._request_id))]
 
     def _event(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> bytes:
         known = {"usage": usage} if self._with_usage else {}

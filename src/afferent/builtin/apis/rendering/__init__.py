@@ -1,0 +1,1 @@
+"""Requests for a prompt of vLLM, read as vLLM's renderer reads them."""

@@ -1,0 +1,210 @@
+"""Requests for a prompt: the part that is common to all APIs.
+
+Parameters that do not change the prompt are ignored, also those that an answer would need. vLLM
+ignores unknown parameters, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct, structs
+
+from afferent.builtin.apis import schema
+from afferent.builtin.apis.asking import check_variables, text_sizes
+from afferent.builtin.apis.rendering.vllm_turns import Turn, messages_of
+from afferent.builtin.pipeline.call import ModelNames
+from afferent.builtin.pipeline.request import GenerateRequest, Message, TemplateOptions, VllmRules
+from afferent.errors import InvalidRequest, UnsupportedParameter
+from afferent.media.body.raw import RawMedia
+from afferent.media.body.received import ReceivedBody
+
+_OF_REQUEST: Final = ("add_generation_prompt", "continue_final_message")
+"""Variables that the request itself sets, also against ``chat_template_kwargs``."""
+_UNSET: Final = (None, "auto")
+_MAX_DEPTH: Final = 64
+_MAX_CHARACTERS: Final = 2**24
+
+Tools = list[dict[str, Any]]
+"""Tools for the chat template, each with a ``type`` and a ``function``."""
+
+
+class Conversation(Struct, frozen=True, kw_only=True):
+    """Conversation of a request, for the chat template.
+
+    Attributes:
+        turns: Messages in the format of chat completions.
+        tools: ``None`` for none; an empty list is another value for a template.
+        effort: Reasoning effort of the model.
+    """
+
+    turns: Sequence[Turn]
+    tools: Tools | None = None
+    documents: list[dict[str, str]] | None = None
+    effort: str | None = None
+    begins_answer: bool = True
+    continues_last: bool = False
+
+
+class PromptRequest(Struct, kw_only=True):
+    """Fields common to all APIs.
+
+    Attributes:
+        unsupported: Parameters that would change the prompt, and the values that do not.
+    """
+
+    unsupported: ClassVar[Mapping[str, Sequence[Any]]] = {}
+
+    model: schema.Name
+    chat_template_kwargs: dict[str, Any] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+
+    @property
+    def answer_tokens(self) -> int | None:
+        """Largest number of tokens in the answer, which counts against the model's context."""
+        raise NotImplementedError
+
+    @property
+    def whole_prompt(self) -> str | tuple[int, ...] | None:
+        """Text or tokens that are the whole prompt, in place of a conversation.
+
+        Raises:
+            InvalidRequest: It is neither.
+            UnsupportedParameter: There are several.
+        """
+        return None
+
+    def conversation(self, media: Mapping[str, RawMedia], rules: VllmRules) -> Conversation:
+        """Return the conversation.
+
+        Args:
+            media: Media of the body, by the marker in the JSON at their place.
+            rules: Rules that the server and its model set.
+
+        Raises:
+            InvalidRequest: A message is invalid.
+            UnsupportedParameter: A message contains something that is not supported.
+        """
+        raise NotImplementedError
+
+
+T = TypeVar("T", bound=PromptRequest)
+
+
+class PromptReader(Generic[T]):
+    """Reader of one API's requests for a prompt."""
+
+    def __init__(self, request_type: type[T]) -> None:
+        self._decoder = msgspec.json.Decoder(request_type)
+        self._unsupported = request_type.unsupported
+
+    def read(
+        self, body: ReceivedBody, *, request_id: str, served: ModelNames, rules: VllmRules
+    ) -> GenerateRequest:
+        """Return the request for a prompt.
+
+        Args:
+            served: Name or names of the model.
+
+        Raises:
+            InvalidRequest: It is not of the schema.
+            ModelNotFound: The request names another model.
+            UnsupportedParameter: A parameter would change the prompt, and is not supported.
+        """
+        request = schema.decode(self._decoder, body.json, None)
+        schema.check_model(request.model, served)
+        self._check_unsupported(body.json)
+        media = dict(body.media)
+        generate = GenerateRequest(
+            request_id=request_id,
+            prompt=request.whole_prompt,
+            max_tokens=request.answer_tokens,
+            cache_salt=request.cache_salt or "",
+        )
+        if generate.prompt is None:
+            found = request.conversation(media, rules)
+            messages = messages_of(found.turns, media)
+            options = _options(found, request.chat_template_kwargs or {}, messages)
+            generate = structs.replace(generate, messages=messages, template=options)
+        schema.check_all_taken(media, "messages")
+        return generate
+
+    def _check_unsupported(self, text: bytes) -> None:
+        given = schema.decode(_names_decoder, text, None)
+        for name in given.keys() & self._unsupported.keys():
+            value = msgspec.json.decode(given[name])
+            if value is not None and value not in self._unsupported[name]:
+                raise UnsupportedParameter(
+                    f"{name} is not supported: prompts are those of the server's own settings",
+                    param=name,
+                )
+
+
+_names_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def _options(
+    found: Conversation, given: Mapping[str, Any], messages: Sequence[Message]
+) -> TemplateOptions:
+    """Return the options of the chat template, in vLLM's order of precedence.
+
+    Args:
+        given: ``chat_template_kwargs`` of the request.
+        messages: Messages, whose further keys are text of the prompt, too.
+    """
+    if found.continues_last and found.begins_answer:
+        raise InvalidRequest(
+            "continue_final_message needs add_generation_prompt to be false",
+            param="continue_final_message",
+        )
+    own = {name: value for name, value in given.items() if name not in _OF_REQUEST}
+    num_characters = check_variables(own)
+    variables = {name: value for name, value in own.items() if value not in _UNSET}
+    if found.tools is not None:
+        variables = {"tools": found.tools, **variables}
+    if found.documents is not None:
+        variables["documents"] = found.documents
+    if found.effort not in _UNSET:
+        variables["reasoning_effort"] = found.effort
+        if "enable_thinking" not in own:
+            variables["enable_thinking"] = found.effort != "none"
+    long = [found.tools, found.documents, [dict(message.extra) for message in messages]]
+    num_characters += sum(text_sizes(long, _MAX_DEPTH, "tools"))
+    return TemplateOptions(
+        variables=variables,
+        num_characters=num_characters,
+        begins_answer=found.begins_answer,
+        continues_last=found.continues_last,
+    )
+
+
+class Function(Struct, kw_only=True):
+    """Function of a tool."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+
+    def as_tool(self, **extra: Any) -> dict[str, Any]:
+        """Return the tool with this function, for a chat template.
+
+        Args:
+            extra: Further keys of the tool.
+        """
+        function: dict[str, Any] = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": self.parameters,
+        }
+        if self.strict is not None:
+            function["strict"] = self.strict
+        if self.defer_loading is not None:
+            function["defer_loading"] = self.defer_loading
+        return {"type": "function", "function": function, **extra}
+
+
+Turns = Annotated[list[Turn], Meta(min_length=1, max_length=schema.MAX_PARTS)]

@@ -1,0 +1,438 @@
+"""Requests for prompts of vLLM: tools, calls and roles in three dialects, without a server."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from afferent.builtin.apis.rendering.prompt_readers import READERS
+from afferent.builtin.pipeline.prompt import PromptBuilder
+from afferent.builtin.pipeline.request import GenerateRequest, VllmRules
+from afferent.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
+from afferent.media.body.received import ReceivedBody
+from afferent.media.families.registry import describe
+from afferent.operations.supervisor.checks import BUILT_IN_MODELS
+from tests.vllm.render_requests import HERMES, MISTRAL
+
+SHAPES = BUILT_IN_MODELS / "shapes"
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+PIXEL = "data:image/png;base64,aa"
+SCHEMA = {"type": "object", "properties": {"place": {"type": "string"}}}
+FUNCTION = {"name": "weather", "description": "Wie <heiß>?", "parameters": SCHEMA}
+TOOL = {"type": "function", "function": FUNCTION}
+RULES = VllmRules(merges_system=False, excludes_unused_tools=False)
+
+
+def folder_with(tmp_path: Path, template: str) -> Path:
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        shutil.copy(SHAPES / name, tmp_path)
+    shutil.copy(SHAPES / "preprocessor_config.json", tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(template.replace("MARKER", IMAGE))
+    return tmp_path
+
+
+def builder_of(folder: Path) -> PromptBuilder:
+    family = describe(folder)
+    assert family is not None
+    return PromptBuilder(folder, family, as_vllm=True)
+
+
+@pytest.fixture
+def hermes(tmp_path: Path) -> Path:
+    return folder_with(tmp_path, HERMES)
+
+
+def read(path: str, rules: VllmRules = RULES, **body: Any) -> GenerateRequest:
+    text = json.dumps({"model": "tiny", **body}).encode()
+    received = ReceivedBody(text, {}, len(text))
+    return READERS[path].read(received, request_id="r", served="tiny", rules=rules)
+
+
+def text_of(folder: Path, request: GenerateRequest) -> str:
+    """Return the text of a request's prompt; each image has one token."""
+    builder = builder_of(folder)
+    prompt = builder.build(request.messages, [(1,)] * len(request.media), request.template)
+    return builder.text_of(prompt.token_ids)
+
+
+def reference(folder: Path, messages: list[dict[str, Any]], **options: Any) -> str:
+    """Return the text that transformers renders, of messages as vLLM hands them over."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    options = {"add_generation_prompt": True, **options}
+    ids = tokenizer.apply_chat_template(messages, return_dict=False, **options)
+    text: str = tokenizer.decode(ids)
+    return text
+
+
+def text(said: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": said}]
+
+
+def call(arguments: dict[str, Any], name: str = "weather") -> dict[str, Any]:
+    function = {"arguments": arguments, "name": name}
+    return {"id": "c1", "function": function, "type": "function"}
+
+
+def test_tools_in_three_dialects_give_the_prompt_of_transformers(hermes: Path) -> None:
+    """The conversation has a call, its result with an image, and a reason."""
+    image = {"type": "image_url", "image_url": {"url": PIXEL}}
+    arguments = json.dumps({"place": "Köln"})
+    chat = read(
+        CHAT,
+        tools=[TOOL],
+        messages=[
+            {"role": "system", "content": "Be short."},
+            {"role": "user", "content": [image, *text("How hot?")]},
+            {
+                "role": "assistant",
+                "content": None,
+                "reasoning_content": "I ask.",
+                "tool_calls": [
+                    {
+                        "type": "function",
+                        "id": "c1",
+                        "function": {"name": "weather", "arguments": arguments},
+                    }
+                ],
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": text("21 degrees")},
+            {"role": "user", "content": "Und?"},
+        ],
+    )
+    source = {"type": "base64", "media_type": "image/png", "data": "aa"}
+    messages = read(
+        MESSAGES,
+        max_tokens=9,
+        system=[{"type": "text", "text": "x-anthropic-billing-header: 1"}, *text("Be short.")],
+        tools=[{"name": "weather", "description": "Wie <heiß>?", "input_schema": SCHEMA}],
+        messages=[
+            {"role": "user", "content": [{"type": "image", "source": source}, *text("How hot?")]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "I ask.", "signature": "s"},
+                    {"type": "tool_use", "id": "c1", "name": "weather", "input": {"place": "Köln"}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "c1", "content": text("21 degrees")},
+                    *text("Und?"),
+                ],
+            },
+        ],
+    )
+    responses = read(
+        RESPONSES,
+        instructions="Be short.",
+        tools=[{"type": "function", **FUNCTION}, {"type": "web_search"}],
+        input=[
+            {
+                "role": "user",
+                "content": [
+                    {"type": "input_image", "image_url": PIXEL, "detail": "low"},
+                    {"type": "input_text", "text": "How hot?"},
+                ],
+            },
+            {
+                "type": "reasoning",
+                "summary": [],
+                "content": [{"type": "reasoning_text", "text": "I ask."}],
+            },
+            {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": arguments},
+            {"type": "function_call_output", "call_id": "c1", "output": "21 degrees"},
+            {"role": "user", "content": "Und?"},
+        ],
+    )
+    expected = reference(
+        hermes,
+        [
+            {"role": "system", "content": text("Be short.")},
+            {"role": "user", "content": [{"type": "image"}, *text("How hot?")]},
+            {
+                "role": "assistant",
+                "content": [],
+                "reasoning_content": "I ask.",
+                "tool_calls": [call({"place": "Köln"})],
+            },
+            {"role": "tool", "content": "21 degrees"},
+            {"role": "user", "content": text("Und?")},
+        ],
+        tools=[TOOL],
+    )
+    assert IMAGE in expected
+    assert '"arguments": {"place": "Köln"}' in expected
+    assert "Wie <heiß>?" in expected
+    for request in (chat, messages, responses):
+        assert text_of(hermes, request) == expected
+    assert responses.media[0].detail == "auto"  # vLLM does not use it
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments"),
+    [('{"a": 1}', {"a": 1}), ("", {}), ("[1]", {}), ("{broken", {}), (None, {}), ({"a": 2}, {})],
+)
+def test_arguments_of_a_call_are_an_object(given: Any, arguments: dict[str, Any]) -> None:
+    """A chat template expects one; the text of a model may be anything."""
+    function = {"name": "f", "arguments": given}
+    turn = {"role": "assistant", "tool_calls": [{"function": function, "type": "function"}]}
+    (message,) = read(CHAT, messages=[turn]).messages
+    expected = {"a": 2} if given == {"a": 2} else arguments
+    assert message.extra["tool_calls"][0]["function"]["arguments"] == expected
+
+
+def test_call_as_json_has_the_order_of_vllm(tmp_path: Path) -> None:
+    """A template may write a call as JSON; vLLM's schemas differ between the dialects."""
+    folder = folder_with(tmp_path, MISTRAL)
+    written = {"type": "function", "id": "c", "function": {"name": "f", "arguments": "{}"}}
+    user, last = {"role": "user", "content": "?"}, {"role": "user", "content": "!"}
+    chat = read(
+        CHAT, messages=[user, {"role": "assistant", "content": "", "tool_calls": [written]}, last]
+    )
+    called = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    responses = read(RESPONSES, input=[user, called, last])
+    assert '[{"id": "c", "function": {"arguments": {}, "name": "f"}, "type": "function"}]' in (
+        text_of(folder, chat)
+    )
+    assert '[{"id": "c", "function": {"name": "f", "arguments": {}}, "type": "function"}]' in (
+        text_of(folder, responses)
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "?"}], "tools": [TOOL]}),
+        (
+            MESSAGES,
+            {
+                "messages": [{"role": "user", "content": "?"}],
+                "max_tokens": 1,
+                "tools": [{"name": "f", "input_schema": {}}],
+            },
+        ),
+        (RESPONSES, {"input": "?", "tools": [{"type": "custom", "name": "f"}]}),
+    ],
+)
+def test_unused_tools_are_rendered_unless_the_server_excludes_them(
+    path: str, body: dict[str, Any]
+) -> None:
+    choice: Any = {"type": "none"} if path == MESSAGES else "none"
+    rules = VllmRules(merges_system=False, excludes_unused_tools=True)
+    assert len(read(path, **body, tool_choice=choice).template.variables["tools"]) == 1
+    assert "tools" not in read(path, rules, **body, tool_choice=choice).template.variables
+    assert "tools" in read(path, rules, **body).template.variables
+
+
+def test_input_schema_without_type_is_an_object() -> None:
+    tools = [{"name": "f", "input_schema": {"properties": {}}, "strict": True}]
+    read_ = read(MESSAGES, max_tokens=1, messages=[{"role": "user", "content": "?"}], tools=tools)
+    (tool,) = read_.template.variables["tools"]
+    assert json.dumps(tool["function"]) == json.dumps(
+        {
+            "name": "f",
+            "description": None,
+            "parameters": {"properties": {}, "type": "object"},
+            "strict": True,
+        }
+    )
+
+
+def test_effort_and_documents_are_variables() -> None:
+    """The request's own options precede those of ``chat_template_kwargs``, as in vLLM."""
+    options = {"reasoning_effort": "low", "add_generation_prompt": False, "top_k": None}
+    request = read(
+        CHAT,
+        messages=[{"role": "user", "content": "?"}],
+        chat_template_kwargs=options,
+        reasoning_effort="none",
+        documents=[{"title": "a", "text": "b"}],
+        cache_salt="salt",
+    )
+    assert request.template.variables == {
+        "reasoning_effort": "none",
+        "enable_thinking": False,
+        "documents": [{"title": "a", "text": "b"}],
+    }
+    assert (request.template.begins_answer, request.cache_salt) == (True, "salt")
+    assert request.template.num_characters >= 10
+    disabled = read(
+        MESSAGES,
+        max_tokens=1,
+        messages=[{"role": "user", "content": "?"}],
+        thinking={"type": "disabled"},
+        output_config={"effort": "high"},
+    )
+    assert disabled.template.variables == {"reasoning_effort": "none", "enable_thinking": False}
+
+
+def test_system_messages_move_to_the_start_if_the_template_refuses_them(tmp_path: Path) -> None:
+    folders = {}
+    for name, template in (("h", HERMES), ("m", MISTRAL)):
+        (tmp_path / name).mkdir()
+        folders[name] = folder_with(tmp_path / name, template)
+    merges = {name: builder_of(folder).merges_system for name, folder in folders.items()}
+    assert merges == {"h": False, "m": True}
+    body = {
+        "system": "One.",
+        "max_tokens": 1,
+        "messages": [
+            {"role": "user", "content": "?"},
+            {"role": "system", "content": "Two."},
+            {"role": "user", "content": "!"},
+        ],
+    }
+    rules = VllmRules(merges_system=True, excludes_unused_tools=False)
+    merged = text_of(folders["m"], read(MESSAGES, rules, **body))
+    assert "[SYS]One.Two.[/SYS]" in merged
+    inline = text_of(folders["h"], read(MESSAGES, **body))
+    assert "[system]Two." in inline
+
+
+def test_developer_becomes_the_system_if_the_template_does_not_know_it(hermes: Path) -> None:
+    messages = [
+        {"role": "system", "content": "One."},
+        {"role": "user", "content": "?"},
+        {"role": "developer", "content": "Two.", "tools": []},
+    ]
+    expected = reference(
+        hermes,
+        [{"role": "system", "content": "One.\n\nTwo."}, {"role": "user", "content": text("?")}],
+    )
+    assert text_of(hermes, read(CHAT, messages=messages)) == expected
+
+
+@pytest.mark.parametrize("content", ["it is ", text("it is ")])
+def test_continued_answer_ends_with_its_text(hermes: Path, content: Any) -> None:
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": content}]
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    expected = reference(hermes, messages, **options)
+    assert text_of(hermes, read(CHAT, messages=messages, **options)) == expected
+    begun = [{"type": "output_text", "text": "it is "}]
+    last = {"type": "message", "role": "assistant", "status": "in_progress", "content": begun}
+    assert text_of(hermes, read(RESPONSES, input=[messages[0], last])) == expected
+
+
+def test_answer_of_messages_is_not_continued(hermes: Path) -> None:
+    """vLLM's renderer begins another one behind it."""
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "it"}]
+    assert text_of(hermes, read(MESSAGES, max_tokens=1, messages=messages)).endswith(
+        "[assistant]it[assistant]"
+    )
+
+
+USER = [{"role": "user", "content": "?"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {"messages": USER, "tools": []}, "tools"),
+        (CHAT, {"messages": USER, "tool_choice": "auto"}, "tool_choice"),
+        (CHAT, {"messages": USER, "tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
+        (
+            CHAT,
+            {"messages": USER, "tools": [TOOL], "tool_choice": {"function": {"name": "other"}}},
+            "tool_choice",
+        ),
+        (CHAT, {"messages": USER, "continue_final_message": True}, "continue_final_message"),
+        (CHAT, {"messages": [{"role": "user", "content": [1]}]}, "messages[0]"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"text": 1}]}]}, "messages[0]"),
+        (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0]"),
+        (RESPONSES, {"input": [{"type": "function_call", "call_id": "c"}]}, "input[0]"),
+        (RESPONSES, {"input": "?", "tools": [{"type": "function"}]}, "tools"),
+    ],
+)
+def test_invalid_request_is_refused(path: str, body: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read(path, **body)
+    assert not isinstance(refused.value, UnsupportedParameter)
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {"messages": USER, "chat_template": "{{ messages }}"}, "chat_template"),
+        (CHAT, {"messages": USER, "mm_processor_kwargs": {"max_pixels": 9}}, "mm_processor_kwargs"),
+        (CHAT, {"messages": USER, "truncate_prompt_tokens": 9}, "truncate_prompt_tokens"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "x"}]}]}, "messages[0]"),
+        (RESPONSES, {"input": "?", "truncation": "auto"}, "truncation"),
+        (RESPONSES, {"input": "?", "previous_response_id": "resp_1"}, "previous_response_id"),
+        (RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+        (RESPONSES, {"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input[0]"),
+    ],
+)
+def test_option_that_would_change_the_prompt_is_refused(
+    path: str, body: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(UnsupportedParameter) as refused:
+        read(path, **body)
+    assert refused.value.param == param
+
+
+def test_parameters_of_answers_are_ignored() -> None:
+    body = {"messages": USER, "mm_processor_kwargs": {}, "max_tokens": 7, "bad_words": ["x"]}
+    request = read(CHAT, **body, max_token=1, prompt_logprobs=3, n=5000, mm_payload="none")
+    assert (request.max_tokens, request.n) == (7, 1)
+    with pytest.raises(ModelNotFound):
+        read(CHAT, messages=USER, model="another")
+
+
+def test_completion_has_a_text_or_tokens() -> None:
+    path = "/v1/completions"
+    text = read(path, prompt="a red", echo=True, bad_words=["x"], cache_salt="salt")
+    assert (text.prompt, text.max_tokens, text.cache_salt) == ("a red", 16, "salt")
+    tokens = read(path, prompt=[[5, 6]], max_tokens=3)
+    assert (tokens.prompt, tokens.max_tokens) == ((5, 6), 3)
+    for body in ({"prompt": ["a", "b"]}, {"prompt": "a", "suffix": "b"}):
+        with pytest.raises(UnsupportedParameter):
+            read(path, **body)
+
+
+def test_tool_changes_within_messages() -> None:
+    """Blocks of the system add tools, by value or by name, and remove them."""
+    definition = {"name": "two", "input_schema": {"type": "object"}}
+    changes = [
+        {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "one"}},
+        {
+            "type": "tool_addition",
+            "tool": {"type": "tool_definition", "definition": definition},
+        },
+        {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "three"}},
+    ]
+    tools = [
+        {"name": "one", "input_schema": {}, "defer_loading": True},
+        {"name": "three", "input_schema": {}},
+    ]
+    messages = [*USER, {"role": "system", "content": changes}]
+    request = read(MESSAGES, max_tokens=1, messages=messages, tools=tools)
+    functions = [tool["function"] for tool in request.template.variables["tools"]]
+    assert [each["name"] for each in functions] == ["one", "two"]
+    assert "defer_loading" not in functions[0]
+    unknown = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "x"}}
+    with pytest.raises(InvalidRequest):
+        read(MESSAGES, max_tokens=1, messages=[*USER, {"role": "system", "content": [unknown]}])
+
+
+def test_template_for_tools_is_the_one_with_this_name(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, HERMES)
+    (folder / "chat_template.jinja").unlink()
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    named = {"default": f"{IMAGE}plain", "tool_use": f"{IMAGE}tools"}
+    settings["chat_template"] = [{"name": n, "template": t} for n, t in named.items()]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    body = {
+        "messages": [
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": PIXEL}}]}
+        ]
+    }
+    assert text_of(folder, read(CHAT, **body)) == f"{IMAGE}plain"
+    assert text_of(folder, read(CHAT, **body, tools=[TOOL])) == f"{IMAGE}tools"
