@@ -849,6 +849,28 @@ def test_servers_with_one_fleet_secret_give_a_tenant_equal_names_and_salts(
     assert len({text for pair in (*one, *other) for text in pair}) == 8
 
 
+def test_renderer_gives_the_name_and_the_salt_that_a_tenant_has_in_vllm(
+    tmp_path: Path, picture: str
+) -> None:
+    """A router computes hashes of blocks from both."""
+    settings = ("--config", str(_tenants_file(tmp_path)), "--fleet-secret", "of-one-fleet-0123")
+    with (
+        standing(tmp_path, *settings) as front,
+        Server(*settings, "--served-model-name", "any", command="render") as renderer,
+    ):
+        for key in KEYS.values():
+            body = chat(image(picture), cache_salt="the client's own")
+            answer = front.post(CHAT, body, **of(key))
+            assert answer.status_code == 200, answer.text
+            url = f"{renderer.url}{CHAT}/render"
+            prompt = httpx.post(url, json=body, headers=of(key), timeout=60).json()
+            heard = front.engine.heard[-1]
+            (reference,) = heard.references
+            assert isinstance(reference, FeaturesReference)
+            assert prompt["features"]["mm_hashes"]["image"] == [reference.name]
+            assert prompt["cache_salt"] == json.loads(heard.body)["cache_salt"]
+
+
 def test_no_client_names_the_salt_of_another(apart: Front) -> None:
     """Neither lenient JSON nor an unusual path lets a client choose another tenant's salt."""
     path, client = f"{apart.server.url}/v1/chat/completions", of(KEYS["second"])

@@ -19,6 +19,7 @@ from afferent.items.item import Processor
 from afferent.media.families.registry import fingerprint
 from afferent.proxy.frontend import Made, Parts, caller_of, link_of, main, serve
 from afferent.proxy.launch import FrontendSettings
+from afferent.proxy.tenancy import Tenancy
 from afferent.runtime.process import ChildProcess
 
 
@@ -36,6 +37,7 @@ def _with_engine(engine: Engine, base: Parts) -> Made:
     folder, family = base.folder, base.settings.family
     if family is None:
         raise InternalError("an engine that takes features has no family")
+    secret = base.settings.config.fleet_secret.encode()
     pipeline = Pipeline(
         store=base.store,
         engine=engine,
@@ -44,14 +46,25 @@ def _with_engine(engine: Engine, base: Parts) -> Made:
         ),
         items=base.items(
             Processor(family, fingerprint(folder, family)),
-            tenant_secret=base.settings.config.fleet_secret.encode(),
+            tenant_secret=secret,
         ),
         sampling=sampling_defaults(folder),
     )
     app = Frontend(
-        pipeline, base.gate, base.app_settings, access=base.access, board=base.board
+        *(pipeline, base.gate, base.app_settings),
+        access=base.access,
+        board=base.board,
+        tenancy=_tenancy(engine, base, secret),
     ).app()
     return Made(app, pipeline.close, engine.stats, lambda: engine.info is not None)
+
+
+def _tenancy(engine: Engine, base: Parts, secret: bytes) -> Tenancy | None:
+    """Return what makes the salts that servers in front of vLLM write; ``None`` if none do."""
+    has_salts = isinstance(engine, Renderer) and engine.is_for_afferent
+    if not (has_salts and secret and base.access.has_tenants):
+        return None
+    return Tenancy(has_tenants=True, secret=secret)
 
 
 if __name__ == "__main__":

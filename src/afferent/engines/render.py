@@ -78,6 +78,11 @@ class Renderer:
         return self._link.is_for_vllm
 
     @property
+    def is_for_afferent(self) -> bool:
+        """Whether the prompts are for vLLM behind Afferent, which names its items."""
+        return self._link.is_for_vllm and self._link.hashes == "afferent"
+
+    @property
     def excludes_unused_tools(self) -> bool:
         """Whether tools are left out of a prompt if the request's ``tool_choice`` is ``none``."""
         return self._link.excludes_unused_tools

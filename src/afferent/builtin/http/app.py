@@ -33,6 +33,7 @@ from afferent.proxy.load import LoadReports
 from afferent.proxy.request_scope import RequestScopes
 from afferent.proxy.responses import IGNORED, json_answer, new_id, path_of, refusal
 from afferent.proxy.welcome import hint_for, welcome
+from afferent.proxy.tenancy import Tenancy
 from afferent.runtime.heartbeat import Board
 
 _NO_METHOD = "the endpoint has no such method"
@@ -50,12 +51,14 @@ class Frontend:
         apis: Sequence[Api] = APIS,
         access: Access | None = None,
         board: Board | None = None,
+        tenancy: Tenancy | None = None,
     ) -> None:
         """Create the endpoints.
 
         Args:
             access: Finds the tenant of a request; without it, no key is needed.
             board: Heartbeat table of the server's processes, if there is one.
+            tenancy: Makes the salts of tenants in rendered prompts.
         """
         access = access or Access(pipeline.store)
         history = History(pipeline.store)
@@ -67,7 +70,11 @@ class Frontend:
 
         def endpoint(api: Api) -> Endpoint:
             prompts = READERS.get(api.path)
-            return Endpoint(api, pipeline, gate, settings, scopes, history, load, prompts)
+            return Endpoint(
+                *(api, pipeline, gate, settings, scopes, history, load),
+                prompts=prompts,
+                tenancy=tenancy,
+            )
 
         def routes(api: Api) -> Iterator[Route]:
             own = endpoint(api)

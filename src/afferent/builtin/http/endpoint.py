@@ -33,6 +33,7 @@ from afferent.proxy.body import BodyReader
 from afferent.proxy.load import LoadReport, LoadReports
 from afferent.proxy.request_scope import RequestScope, RequestScopes
 from afferent.proxy.responses import id_headers, ignored_header, json_answer, path_of, refusal
+from afferent.proxy.tenancy import Tenancy
 from afferent.telemetry.trace import Trace
 
 
@@ -76,10 +77,17 @@ class Endpoint:
         history: History,
         load: LoadReports,
         prompts: PromptReader[Any] | None = None,
+        tenancy: Tenancy | None = None,
     ) -> None:
-        """Create it; ``prompts`` reads the requests for a prompt, if not the API does."""
+        """Create it.
+
+        Args:
+            prompts: Reads the requests for a prompt, if not the API does.
+            tenancy: Makes the salts of tenants in rendered prompts; without it, they are the
+                clients' own.
+        """
         self._api, self._pipeline, self._gate = api, pipeline, gate
-        self._prompts = prompts
+        self._prompts, self._tenancy = prompts, tenancy
         self._settings, self._scopes = settings, scopes
         self._history, self._load = history, load
         counting.APIS.add(api.name)
@@ -190,7 +198,10 @@ class Endpoint:
         served = self._settings.model_names
         generate = self._prompts.read(body, request_id=exchange.own.id, served=served, rules=rules)
         exchange.trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))
-        return structs.replace(generate, share=share)
+        salt = generate.cache_salt
+        if self._tenancy is not None:
+            salt = self._tenancy.salt_of(share.tenant, salt.encode("utf-8", "surrogatepass"))
+        return structs.replace(generate, share=share, cache_salt=salt)
 
     async def _rendered(
         self, exchange: _Exchange, *, with_features: bool | None = None
