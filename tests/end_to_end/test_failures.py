@@ -152,6 +152,7 @@ def test_the_engine_worker_is_killed_during_a_request(
     with ThreadPoolExecutor(1) as thread, suspended([worker]):
         response = thread.submit(own_server.post, new_request(rng))
         wait_until(lambda: own_server.metric("afferent_engine_requests_running") == 1)
+        assert 0 < own_server.metric("afferent_engine_kv_cache_usage") <= 1
         worker.kill()
         failed = response.result()
     assert failed.status_code == 503

@@ -20,9 +20,11 @@ GIVEN = b"endpoint-load-metrics"
 OF_VLLM = b"TEXT named_metrics.kv_cache_usage_perc=0.25, named_metrics.num_requests_waiting=3.0"
 
 
-def report(answer: list[tuple[bytes, bytes]], wish: bytes | None, **more: int) -> Any:
+def report(
+    answer: list[tuple[bytes, bytes]], wish: bytes | None, of_engine: EngineStats | None = None
+) -> Any:
     async def stats() -> EngineStats | None:
-        return EngineStats(**more) if more else None
+        return of_engine
 
     async def main() -> list[tuple[bytes, bytes]]:
         with StoreServer(4 * MiB, shares={ObjectKind.FEATURES: 1.0}) as server:
@@ -62,8 +64,8 @@ def test_the_values_of_both(wish: bytes) -> None:
 
 
 def test_an_engine_without_a_report() -> None:
-    found = values(report([], b"TEXT", num_running=2))
-    assert found["num_requests_running"] == 2.0
+    found = values(report([], b"TEXT", EngineStats(num_running=2, kv_in_use=0.25)))
+    assert (found["num_requests_running"], found["kv_cache_usage_perc"]) == (2.0, 0.25)
     assert found["afferent_arena_free_bytes"] == 3 * MiB
 
 

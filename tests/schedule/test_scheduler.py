@@ -234,6 +234,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert scheduler.num_running == scheduler.num_waiting == 0
         assert scheduler.cache.num_evictable == len(scheduler.cache)
         assert scheduler.num_kv_blocks_free == self.limits.kv_num_blocks
+        assert scheduler.kv_in_use == 0.0
         for _ in range(30):
             scheduler.next_step()
         assert not scheduler._ended

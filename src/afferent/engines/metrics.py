@@ -27,6 +27,12 @@ _OF_ENGINE: tuple[Observed[EngineStats], ...] = (
         lambda engine: engine.num_waiting,
     ),
     observed(
+        "gauge",
+        "afferent_engine_kv_cache_usage",
+        "Part of the KV cache in use, 0 to 1",
+        lambda engine: engine.kv_in_use,
+    ),
+    observed(
         "counter",
         "afferent_engine_steps_total",
         "Steps",

@@ -186,6 +186,7 @@ class EngineStats(Struct, array_like=True, forbid_unknown_fields=True):
         num_embeddings_found: Items whose embeddings were in the store.
         num_encoded: Items that each worker has encoded, by rank.
         cache_nbytes: Bytes of embeddings in each worker's cache.
+        kv_in_use: Part of the KV cache in use, 0 to 1.
     """
 
     num_waiting: int = 0
@@ -198,6 +199,7 @@ class EngineStats(Struct, array_like=True, forbid_unknown_fields=True):
     num_embeddings_found: int = 0
     num_encoded: list[int] = []
     cache_nbytes: int = 0
+    kv_in_use: float = 0.0
 
 
 class Engine(Protocol):

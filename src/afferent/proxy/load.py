@@ -96,6 +96,7 @@ async def _engine_values(stats: Stats) -> dict[str, float]:
     return {
         "num_requests_running": float(found.num_running),
         "num_requests_waiting": float(found.num_waiting),
+        "kv_cache_usage_perc": found.kv_in_use,
     }
 
 

@@ -96,6 +96,11 @@ class Scheduler:
     def num_kv_blocks_free(self) -> int:
         return self._kv.num_free
 
+    @property
+    def kv_in_use(self) -> float:
+        """Part of the KV cache in use, 0 to 1."""
+        return 1.0 - self._kv.num_free / self._kv.num_blocks
+
     def is_running(self, sequence_id: str) -> bool:
         return sequence_id in self._running
 

@@ -12,13 +12,13 @@ from afferent.errors import FormatError
 from afferent.runtime.versions import mismatch, version_behind
 from afferent.types import Failure, NonNegative, RequestId, Span, TokenLogprobs, decode
 
-VERSION = 3
+VERSION = 4
 """Version of all messages between frontends and an engine.
 
 The version's position in `FrontendHello` and in `Refused` never changes, so that processes of any
 two versions can name both.
 """
-SCHEMA = "3-75082e7250c031d2f6dee61820a0fa07"
+SCHEMA = "4-0fed575182fe9baa5624b9dd5189f67c"
 """The version, and the digest of its messages (`tests.wire_schema`)."""
 
 

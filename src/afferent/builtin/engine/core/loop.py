@@ -127,6 +127,7 @@ class EngineLoop:
         self._stats.num_running = self._scheduler.num_running
         self._stats.num_waiting = self._scheduler.num_waiting
         self._stats.cache_nbytes = self._scheduler.cache.used_nbytes
+        self._stats.kv_in_use = self._scheduler.kv_in_use
 
     async def run(self) -> None:
         """Do steps until the workers are lost."""
