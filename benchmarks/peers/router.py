@@ -53,7 +53,7 @@ COLUMNS = ("side", "case", "requests_per_s", "p50_ms", "p99_ms", "cpu_ms")
 _VLLM, _AFFERENT = "vllm", "afferent"
 _PATH = "/v1/chat/completions/render"
 _NUM_ROUNDS = 3
-_NUM_CLOSED, _NUM_PACED, _NUM_QUICK = 32, 1050, 8
+_NUM_CLOSED, _NUM_PACED, _NUM_QUICK = 160, 1050, 8
 _RATE_PER_S = 35
 _NUM_IMAGES = 4
 _NUM_DRAWN = 8
@@ -87,6 +87,7 @@ def run(*, quick: bool, python: Path, after_sample: Callable[[], None]) -> Repor
             report.notes.append(_compare(sides, bodies.fresh(1)[0]))
             for side in sides.values():
                 put(side, _PATH, bodies.fresh(4), 1)
+            before = {name: _memory_nbytes(side) for name, side in sides.items()}
             meter = BusyMeter()
 
             def one_round() -> dict[tuple[str, str], dict[str, float]]:
@@ -114,7 +115,10 @@ def run(*, quick: bool, python: Path, after_sample: Callable[[], None]) -> Repor
             ]
             report.busy_cores_elsewhere = meter.busy_cores_elsewhere()
             nbytes = {name: _memory_nbytes(side) for name, side in sides.items()}
-    report.notes += [f"{name}: {each / 2**20:,.0f} MiB" for name, each in nbytes.items()]
+    report.notes += [
+        f"{name}: {before[name] / 2**20:,.0f} MiB before the load, {each / 2**20:,.0f} after it"
+        for name, each in nbytes.items()
+    ]
     report.goals = list(_goals(report.rows, nbytes[_AFFERENT]))
     return report
 

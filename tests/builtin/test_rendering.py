@@ -329,6 +329,9 @@ def test_answer_of_messages_is_not_continued(hermes: Path) -> None:
 
 
 USER = [{"role": "user", "content": "?"}]
+DEEP: dict[str, Any] = {}
+for _ in range(80):
+    DEEP = {"properties": DEEP}
 
 
 @pytest.mark.parametrize(
@@ -346,6 +349,11 @@ USER = [{"role": "user", "content": "?"}]
         (CHAT, {"messages": [{"role": "user", "content": [1]}]}, "messages[0]"),
         (CHAT, {"messages": [{"role": "user", "content": [{"text": 1}]}]}, "messages[0]"),
         (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0]"),
+        (
+            CHAT,
+            {"messages": USER, "tools": [{"function": {"name": "f", "parameters": DEEP}}]},
+            "tools",
+        ),
         (RESPONSES, {"input": [{"type": "function_call", "call_id": "c"}]}, "input[0]"),
         (RESPONSES, {"input": "?", "tools": [{"type": "function"}]}, "tools"),
     ],

@@ -168,28 +168,32 @@ def check_variables(variables: Mapping[str, Any]) -> int:
     return num_characters
 
 
-def text_sizes(value: Any, depth: int, where: str) -> Iterator[int]:
+def text_sizes(value: Any, max_depth: int, where: str) -> Iterator[int]:
     """Yield the number of characters of each text and number.
 
     Args:
-        depth: Maximum of nested objects and lists.
+        max_depth: Maximum of nested objects and lists.
         where: Parameter with the value.
 
     Raises:
         InvalidRequest: The value is nested deeper.
     """
-    if depth == 0:
-        raise InvalidRequest(f"{where} is nested too deeply", param=where)
-    match value:
-        case Mapping():
-            for name, each in value.items():
-                yield len(name)
-                yield from text_sizes(each, depth - 1, where)
-        case list():
-            yield len(value)
-            for each in value:
-                yield from text_sizes(each, depth - 1, where)
-        case str():
-            yield len(value)
-        case _:
-            yield len(str(value))
+
+    def sizes(value: Any, depth: int) -> Iterator[int]:
+        if depth == 0:
+            raise InvalidRequest(f"{where} is nested more than {max_depth} deep", param=where)
+        match value:
+            case Mapping():
+                for name, each in value.items():
+                    yield len(name)
+                    yield from sizes(each, depth - 1)
+            case list():
+                yield len(value)
+                for each in value:
+                    yield from sizes(each, depth - 1)
+            case str():
+                yield len(value)
+            case _:
+                yield len(str(value))
+
+    return sizes(value, max_depth)
