@@ -61,7 +61,7 @@ class ChatPrompt(PromptRequest, kw_only=True):
         given = self.max_completion_tokens
         return self.max_tokens if given is None else given
 
-    def conversation(self, media: Mapping[str, RawMedia], rules: VllmRules) -> Conversation:
+    def content(self, media: Mapping[str, RawMedia], rules: VllmRules) -> Conversation:
         self._check_tools()
         is_excluded = self.tool_choice == "none" and rules.excludes_unused_tools
         tools = None if self.tools is None or is_excluded else self.tools

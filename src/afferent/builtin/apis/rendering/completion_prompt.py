@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 
 from afferent.builtin.apis.completions.api import DEFAULT_MAX_TOKENS, Text, read_prompt
 from afferent.builtin.apis.rendering.prompt_request import PromptRequest
+from afferent.builtin.pipeline.request import VllmRules
+from afferent.media.body.raw import RawMedia
 
 
 class CompletionPrompt(PromptRequest, kw_only=True):
@@ -26,6 +28,5 @@ class CompletionPrompt(PromptRequest, kw_only=True):
     def answer_tokens(self) -> int | None:
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
-    @property
-    def whole_prompt(self) -> str | tuple[int, ...] | None:
+    def content(self, media: Mapping[str, RawMedia], rules: VllmRules) -> str | tuple[int, ...]:
         return read_prompt(self.prompt)

@@ -131,7 +131,7 @@ class CountPrompt(PromptRequest, kw_only=True):
     def answer_tokens(self) -> int | None:
         return 1
 
-    def conversation(self, media: Mapping[str, RawMedia], rules: VllmRules) -> Conversation:
+    def content(self, media: Mapping[str, RawMedia], rules: VllmRules) -> Conversation:
         effort = self.output_config.effort if self.output_config is not None else None
         if self.thinking is not None and self.thinking.type == "disabled":
             effort = "none"

@@ -25,7 +25,6 @@ _OF_REQUEST: Final = ("add_generation_prompt", "continue_final_message")
 """Variables that the request itself sets, also against ``chat_template_kwargs``."""
 _UNSET: Final = (None, "auto")
 _MAX_DEPTH: Final = 64
-_MAX_CHARACTERS: Final = 2**24
 
 Tools = list[dict[str, Any]]
 """Tools for the chat template, each with a ``type`` and a ``function``."""
@@ -64,28 +63,20 @@ class PromptRequest(Struct, kw_only=True):
     @property
     def answer_tokens(self) -> int | None:
         """Largest number of tokens in the answer, which counts against the model's context."""
-        raise NotImplementedError
-
-    @property
-    def whole_prompt(self) -> str | tuple[int, ...] | None:
-        """Text or tokens that are the whole prompt, in place of a conversation.
-
-        Raises:
-            InvalidRequest: It is neither.
-            UnsupportedParameter: There are several.
-        """
         return None
 
-    def conversation(self, media: Mapping[str, RawMedia], rules: VllmRules) -> Conversation:
-        """Return the conversation.
+    def content(
+        self, media: Mapping[str, RawMedia], rules: VllmRules
+    ) -> Conversation | str | tuple[int, ...]:
+        """Return the conversation, or a text or tokens that are the whole prompt.
 
         Args:
             media: Media of the body, by the marker in the JSON at their place.
             rules: Rules that the server and its model set.
 
         Raises:
-            InvalidRequest: A message is invalid.
-            UnsupportedParameter: A message contains something that is not supported.
+            InvalidRequest: A message or the prompt is invalid.
+            UnsupportedParameter: It contains something that is not supported.
         """
         raise NotImplementedError
 
@@ -119,15 +110,16 @@ class PromptReader(Generic[T]):
         media = dict(body.media)
         generate = GenerateRequest(
             request_id=request_id,
-            prompt=request.whole_prompt,
             max_tokens=request.answer_tokens,
             cache_salt=request.cache_salt or "",
         )
-        if generate.prompt is None:
-            found = request.conversation(media, rules)
+        found = request.content(media, rules)
+        if isinstance(found, Conversation):
             messages = messages_of(found.turns, media)
             options = _options(found, request.chat_template_kwargs or {}, messages)
             generate = structs.replace(generate, messages=messages, template=options)
+        else:
+            generate = structs.replace(generate, prompt=found)
         schema.check_all_taken(media, "messages")
         return generate
 

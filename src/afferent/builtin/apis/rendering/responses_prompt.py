@@ -63,7 +63,7 @@ class ResponsesPrompt(PromptRequest, kw_only=True):
     def answer_tokens(self) -> int | None:
         return self.max_output_tokens
 
-    def conversation(self, media: Mapping[str, RawMedia], rules: VllmRules) -> Conversation:
+    def content(self, media: Mapping[str, RawMedia], rules: VllmRules) -> Conversation:
         turns = [Turn(role="system", content=self.instructions)] if self.instructions else []
         items = [{"role": "user", "content": self.input}]
         items = items if isinstance(self.input, str) else self.input
