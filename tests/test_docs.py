@@ -44,8 +44,10 @@ OTHERS_FLAGS = {
     *("--format", "--shm-size", "--start", "--tmpfs"),
     *(
         "--allowed-media-domains",
+        "--default-chat-template-kwargs",
         "--disable-uvicorn-access-log",
         "--ec-transfer-config",
+        "--enable-auto-tool-choice",
         "--enable-mm-embeds",
         "--enable-prompt-embeds",
         "--trust-request-chat-template",

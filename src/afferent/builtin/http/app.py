@@ -32,8 +32,8 @@ from afferent.proxy.item_lookup import ItemLookup
 from afferent.proxy.load import LoadReports
 from afferent.proxy.request_scope import RequestScopes
 from afferent.proxy.responses import IGNORED, json_answer, new_id, path_of, refusal
-from afferent.proxy.welcome import hint_for, welcome
 from afferent.proxy.tenancy import Tenancy
+from afferent.proxy.welcome import hint_for, welcome
 from afferent.runtime.heartbeat import Board
 
 _NO_METHOD = "the endpoint has no such method"
