@@ -412,7 +412,10 @@ def _listens(pid: int, address: str) -> bool:
         for line in Path("/proc/net/unix").read_text().splitlines()
         if line.endswith(address)
     }
-    links = [str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+    links = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it has been closed
+            links.add(str(fd.readlink()))
     return any(f"socket:[{inode}]" in links for inode in inodes)
 
 
