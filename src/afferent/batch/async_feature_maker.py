@@ -76,7 +76,7 @@ class AsyncFeatures:
         if (address := features.address) is not None:
             connecting = AsyncDaemonStore.connect(address, name=STORE_NAME, writable=True)
             self._store = await connecting
-            self._steps = features._place.steps_over(self._store)
+            self._steps = features._workplace.steps_over(self._store)
 
     async def close(self) -> None:
         """End the pool, or the connection to the server."""
@@ -127,7 +127,7 @@ class AsyncFeatures:
         submitted = await self._submit(steps, source, form, modality, may_wait=True)
         arrays, prompt = await self._settled(steps, submitted, steps.collect(submitted))
         return await in_thread(
-            lambda: features._place.finished(
+            lambda: features._workplace.finished(
                 arrays, prompt, submitted.key, form=form, tensors=tensors
             )
         )
@@ -139,7 +139,7 @@ class AsyncFeatures:
             return await in_thread(lambda: features.share(source, modality=modality))
         submitted = await self._submit(steps, source, "compact", modality, may_wait=False)
         tree = await self._settled(steps, submitted, steps.pin(submitted))
-        return features._place.shared(submitted.key, tree)
+        return features._workplace.shared(submitted.key, tree)
 
     def make_many(
         self,
@@ -165,7 +165,7 @@ class AsyncFeatures:
         def make(source: Source) -> Awaitable[ItemFeatures]:
             return self.make(source, form=form, tensors=tensors, modality=modality)
 
-        self.features._place.model.family_for(form)
+        self.features._workplace.model.family_for(form)
         return self._many(sources, make, in_flight, progress)
 
     def share_many(
@@ -207,7 +207,9 @@ class AsyncFeatures:
         may_wait: bool,
     ) -> Submitted:
         features = self.features
-        data, kind, key = await in_thread(lambda: features._place.file_of(source, form, modality))
+        data, kind, key = await in_thread(
+            lambda: features._workplace.file_of(source, form, modality)
+        )
         return await run_awaiting(steps.submit(data, kind, key=key, may_wait=may_wait))
 
     async def _settled(self, steps: StoreSteps, submitted: Submitted, rest: Any) -> Any:
@@ -225,8 +227,8 @@ class AsyncFeatures:
         progress: Callable[[Progress], None] | None,
     ) -> AsyncIterator[T | FailedItem]:
         features = self.features
-        most = features._place.num_in_flight(in_flight)
-        if features._place.where == HERE:
+        most = features._workplace.num_in_flight(in_flight)
+        if features._workplace.where == HERE:
             most = in_flight or len(os.sched_getaffinity(0))
         num_total = len(sources) if isinstance(sources, Sized) else None
         waiting: deque[asyncio.Task[T | FailedItem]] = deque()

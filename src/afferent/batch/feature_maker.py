@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from afferent.batch import progress_bar
 from afferent.batch.item_features import FailedItem, Form, ItemFeatures, Producer, Progress
-from afferent.batch.item_routes import Copied, Here, Shared, Wish, pipeline
+from afferent.batch.item_routes import Copied, Here, ResultOptions, Shared, pipeline
 from afferent.batch.workplace import HERE, Workplace, check_form, of_extra
 from afferent.store.block import codec, torch_tensors
 from afferent.types import MiB, Modality
@@ -71,7 +71,7 @@ class Features:
             UnsupportedModel: The model's own processor is needed, and can't be used here.
             StoreUnavailable: There is no store at the address.
         """
-        self._place = Workplace(
+        self._workplace = Workplace(
             model,
             where=where,
             num_workers=num_workers,
@@ -84,27 +84,27 @@ class Features:
     @property
     def folder(self) -> Path:
         """Folder of the model."""
-        return self._place.folder
+        return self._workplace.folder
 
     @property
     def made_by(self) -> Producer:
         """Producer of compact features: ``"transformers"`` for a model without a family here."""
-        return self._place.model.producer("compact")
+        return self._workplace.model.producer("compact")
 
     @property
     def modalities(self) -> tuple[Modality, ...]:
         """Modalities that the model takes."""
-        return tuple(self._place.model.family.tokens)
+        return tuple(self._workplace.model.family.tokens)
 
     @property
     def media_tokens(self) -> Mapping[Modality, MediaTokens]:
         """Ids of the tokens of an item, ``marker`` and ``embed``, for each modality."""
-        return self._place.model.family.tokens
+        return self._workplace.model.family.tokens
 
     @property
     def address(self) -> str | None:
         """Address of the store of the pool or the server; ``None`` in this process."""
-        return self._place.address
+        return self._workplace.address
 
     def plan(
         self,
@@ -131,10 +131,10 @@ class Features:
         check_form(form, "numpy")
         here = of_extra("afferent.batch.in_process")
         if isinstance(source, tuple):
-            header = here.image_header(self._place.model, *source)
+            header = here.image_header(self._workplace.model, *source)
         else:
-            header = here.header_of(self._place.model, source, form=form, modality=modality)
-        return self._place.model.plan(header, form)
+            header = here.header_of(self._workplace.model, source, form=form, modality=modality)
+        return self._workplace.model.plan(header, form)
 
     # Items
 
@@ -163,7 +163,7 @@ class Features:
             UnsupportedModel: The form is not available for this model.
             Unavailable: It could not be made now; try again.
         """
-        (made,) = self._run([source], Wish(form, tensors, modality), in_flight=1)
+        (made,) = self._run([source], ResultOptions(form, tensors, modality), in_flight=1)
         if isinstance(made, FailedItem):
             raise made.error
         return made
@@ -194,9 +194,9 @@ class Features:
             ConfigError: An argument is wrong.
             UnsupportedModel: The form is not available for this model.
         """
-        wish = Wish(form, tensors, modality)
-        self._place.model.family_for(form)
-        results = self._run(sources, wish, in_flight=self._place.num_in_flight(in_flight))
+        options = ResultOptions(form, tensors, modality)
+        self._workplace.model.family_for(form)
+        results = self._run(sources, options, in_flight=self._workplace.num_in_flight(in_flight))
         return progress_bar.shown(results, sources, progress)
 
     def share(self, source: Source, *, modality: Modality | None = None) -> SharedItem:
@@ -226,7 +226,7 @@ class Features:
         `StoreFull`.
         """
         results = self._run_shared(
-            sources, modality, in_flight=self._place.num_in_flight(in_flight)
+            sources, modality, in_flight=self._workplace.num_in_flight(in_flight)
         )
         return progress_bar.shown(results, sources, progress)
 
@@ -243,14 +243,16 @@ class Features:
         tensors = {name: torch_tensors.in_torch(each) for name, each in features.items()}
         if device is not None:
             tensors = {name: each.to(device) for name, each in tensors.items()}
-        return tensors if features.form == "hf" else self._place.model.family.model_inputs(tensors)
+        return (
+            tensors if features.form == "hf" else self._workplace.model.family.model_inputs(tensors)
+        )
 
     def close(self) -> None:
         """End the pool and its store, or the connection to the server.
 
         Views that are still alive stay valid.
         """
-        self._place.close()
+        self._workplace.close()
 
     def __enter__(self) -> Self:
         return self
@@ -259,21 +261,23 @@ class Features:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, self._place.arguments
+        return _again, self._workplace.arguments
 
     def _run(
-        self, sources: Iterable[Source], wish: Wish, *, in_flight: int
+        self, sources: Iterable[Source], options: ResultOptions, *, in_flight: int
     ) -> Iterator[ItemFeatures | FailedItem]:
-        check_form(wish.form, wish.tensors)
-        if self._place.where == HERE:
-            return pipeline(sources, Here(self._place, wish), in_flight=in_flight)
-        route = Copied(self._place.store(), self._place, wish)
+        check_form(options.form, options.tensors)
+        if self._workplace.where == HERE:
+            return pipeline(sources, Here(self._workplace, options), in_flight=in_flight)
+        route = Copied(self._workplace.store(), self._workplace, options)
         return pipeline(sources, route, in_flight=in_flight)
 
     def _run_shared(
         self, sources: Iterable[Source], modality: Modality | None, *, in_flight: int
     ) -> Iterator[SharedItem | FailedItem]:
-        route = Shared(self._place.store(), self._place, Wish("compact", "numpy", modality))
+        route = Shared(
+            self._workplace.store(), self._workplace, ResultOptions("compact", "numpy", modality)
+        )
         return pipeline(sources, route, in_flight=in_flight)
 
 

@@ -59,8 +59,8 @@ class ItemFeatures(dict[str, Any]):
         return _restored, (dict(self), self.prompt, self.form, self.made_by, self.key)
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{name} {tuple(each.shape)}" for name, each in self.items())
-        return f"<ItemFeatures {self.form}: {told}; {self.num_embeds} embeddings>"
+        shapes = ", ".join(f"{name} {tuple(each.shape)}" for name, each in self.items())
+        return f"<ItemFeatures {self.form}: {shapes}; {self.num_embeds} embeddings>"
 
 
 def _restored(tensors: dict[str, Any], *values: Any) -> ItemFeatures:

@@ -37,7 +37,7 @@ Ticket = TypeVar("Ticket")
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ResultOptions:
     """Requested results."""
 
     form: Form
@@ -144,19 +144,21 @@ def failed_item(index: int, source: Any, error: AfferentError) -> FailedItem:
 class Here(Route[Any, ItemFeatures]):
     """Way through this process: an item is made when it is collected."""
 
-    def __init__(self, place: Workplace, wish: Wish) -> None:
-        self._place, self._wish = place, wish
+    def __init__(self, workplace: Workplace, options: ResultOptions) -> None:
+        self._workplace, self._options = workplace, options
         self._in_process = of_extra("afferent.batch.in_process")
 
     def submit(self, source: Any, *, may_wait: bool) -> Any:
         return (source,)
 
     def collect(self, ticket: Any) -> ItemFeatures:
-        wish = self._wish
+        options = self._options
         arrays, plan, key = self._in_process.make(
-            self._place.model, ticket[0], form=wish.form, modality=wish.modality
+            self._workplace.model, ticket[0], form=options.form, modality=options.modality
         )
-        return self._place.finished(arrays, plan.prompt, key, form=wish.form, tensors=wish.tensors)
+        return self._workplace.finished(
+            arrays, plan.prompt, key, form=options.form, tensors=options.tensors
+        )
 
 
 class _ThroughStore(Route["Submitted", Result]):
@@ -166,13 +168,15 @@ class _ThroughStore(Route["Submitted", Result]):
     result that is taken late does not keep the workers idle.
     """
 
-    def __init__(self, store: DaemonStore, place: Workplace, wish: Wish) -> None:
-        self._place, self._wish = place, wish
-        self._steps = place.steps_over(store)
+    def __init__(self, store: DaemonStore, workplace: Workplace, options: ResultOptions) -> None:
+        self._workplace, self._options = workplace, options
+        self._steps = workplace.steps_over(store)
         self._max_nbytes = store.stat().kinds[ObjectKind.FEATURES].capacity_nbytes // 2
 
     def submit(self, source: Any, *, may_wait: bool) -> Submitted:
-        data, kind, key = self._place.file_of(source, self._wish.form, self._wish.modality)
+        data, kind, key = self._workplace.file_of(
+            source, self._options.form, self._options.modality
+        )
         return run(self._steps.submit(data, kind, key=key, may_wait=may_wait))
 
     def abandon(self, ticket: Submitted) -> None:
@@ -187,8 +191,8 @@ class Copied(_ThroughStore[ItemFeatures]):
 
     def collect(self, ticket: Submitted) -> ItemFeatures:
         arrays, prompt = run(self._steps.collect(ticket))
-        form, tensors = self._wish.form, self._wish.tensors
-        return self._place.finished(arrays, prompt, ticket.key, form=form, tensors=tensors)
+        form, tensors = self._options.form, self._options.tensors
+        return self._workplace.finished(arrays, prompt, ticket.key, form=form, tensors=tensors)
 
 
 class Shared(_ThroughStore["SharedItem"]):
@@ -201,4 +205,4 @@ class Shared(_ThroughStore["SharedItem"]):
         return super().submit(source, may_wait=False)
 
     def collect(self, ticket: Submitted) -> SharedItem:
-        return self._place.shared(ticket.key, run(self._steps.pin(ticket)))
+        return self._workplace.shared(ticket.key, run(self._steps.pin(ticket)))

@@ -67,13 +67,13 @@ class WorkerPool:
         self._ready, self._stop = threading.Event(), threading.Event()
         self._child: Child | None = None
         self._is_serving = False
-        self._last_said = ""
+        self._last_report = ""
         self._keeper = threading.Thread(target=self._run, name="worker-pool", daemon=True)
         self._keeper.start()
         self._ready.wait(_START_TIMEOUT_S)
         if not self._is_serving:
             self.close()
-            why = self._last_said or "standard error says why"
+            why = self._last_report or "standard error says why"
             raise ConfigError(f"the pool of workers did not start: {why}")
 
     @property
@@ -132,7 +132,7 @@ class WorkerPool:
         with open(child.status_fd, "rb", closefd=False) as lines:
             for line in lines:
                 status = msgspec.json.decode(line, type=Status)
-                self._last_said = status.text
+                self._last_report = status.text
                 if status.ready:
                     return True
         return False

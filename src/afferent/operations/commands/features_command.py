@@ -51,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--out {args.out}: must end in {_SUFFIX}, or be {STORE!r}")
     target = Path(args.out)
     with _open(args, HERE if args.here else POOL) as features:
-        told = {"form": args.form, "made_by": features.made_by, "model": str(features.folder)}
-        with SafetensorsFile(target, told) as out:
+        metadata = {"form": args.form, "made_by": features.made_by, "model": str(features.folder)}
+        with SafetensorsFile(target, metadata) as out:
             made_all = features.make_many(
                 files, form=args.form, modality=modality, progress=watch.show
             )
