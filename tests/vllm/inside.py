@@ -128,7 +128,7 @@ def hooks() -> None:
 def names() -> None:
     """Names of items have the form of vLLM's own, and each connector of its wheel takes them."""
     reference = FeaturesReference(
-        *(Modality.IMAGE, bytes(32), bytes(range(32)), Handle(1, 0, 64, 1), 5, 5),
+        *(Modality.IMAGE, bytes(range(32)), Handle(1, 0, 64, 1), 5, 5),
         *(((5, 4),), {}, 1e12),
     )
     own = MultiModalHasher.hash_kwargs("blake3", model_id="m", image=Image.new("RGB", (4, 3)))
