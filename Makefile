@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-clients serve test test-vllm test-clients test-page quick fuzz storm \
+.PHONY: help setup setup-vllm setup-clients serve test test-vllm test-vllm-families test-clients test-page quick fuzz storm \
 	soak sweep simulate package wheels schema lint type imports fmt bench bench-ray bench-vllm bench-render mutants \
 	mutation docs check lock audit train evaluate clean
 
@@ -80,7 +80,10 @@ setup-vllm: setup .venv-vllm/.ready  ## make an environment with a vLLM for this
 	@touch $@
 
 test-vllm: setup-vllm  ## compare with a real vLLM, and kill it (an hour), ARGS="-k oracle"
-	@$(BIN)/python -m pytest -q tests/vllm --vllm --timeout 1800 -s $(ARGS)
+	@$(BIN)/python -m pytest -q tests/vllm --ignore tests/vllm/test_families.py --vllm --timeout 1800 -s $(ARGS)
+
+test-vllm-families: setup-vllm  ## compare each family with a real vLLM (four minutes each), ARGS="-k llama4"
+	@$(BIN)/python -m pytest -q tests/vllm/test_families.py --vllm --timeout 1800 -s $(ARGS)
 
 setup-clients: setup .venv-clients/.ready  ## make environments with clients of others (1 GB, some minutes)
 

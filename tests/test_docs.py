@@ -50,6 +50,7 @@ OTHERS_FLAGS = {
         "--enable-auto-tool-choice",
         "--enable-mm-embeds",
         "--enable-prompt-embeds",
+        "--trust-remote-code",
         "--trust-request-chat-template",
         "--root-path",
     ),

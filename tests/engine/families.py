@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
@@ -19,6 +20,8 @@ from transformers import (
     Glm4vConfig,
     Glm4vForConditionalGeneration,
     Glm4vImageProcessorPil,
+    Glm4vMoeConfig,
+    Glm4vMoeForConditionalGeneration,
     Glm46VImageProcessorPil,
     GlmOcrConfig,
     GlmOcrForConditionalGeneration,
@@ -30,6 +33,8 @@ from transformers import (
     InternVLForConditionalGeneration,
     LightOnOcrConfig,
     LightOnOcrForConditionalGeneration,
+    Llama4Config,
+    Llama4ForConditionalGeneration,
     LlavaConfig,
     LlavaForConditionalGeneration,
     LlavaNextConfig,
@@ -44,13 +49,19 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5OmniConfig,
+    Qwen2_5OmniThinkerForConditionalGeneration,
     Qwen2AudioConfig,
     Qwen2AudioForConditionalGeneration,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
     Qwen2VLImageProcessorPil,
+    Qwen3OmniMoeConfig,
+    Qwen3OmniMoeThinkerForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
     SmolVLMImageProcessorPil,
@@ -74,7 +85,13 @@ TEXT: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 1,
 }
-
+EXPERTS: dict[str, Any] = {
+    "moe_intermediate_size": 32,
+    "num_experts_per_tok": 2,
+    "num_local_experts": 4,
+    "norm_topk_prob": True,
+}
+"""Settings of a language model with experts, in addition to `TEXT`."""
 
 QWEN: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "qwen2": (
@@ -107,6 +124,7 @@ QWEN: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         },
     ),
 }
+QWEN["qwen3_moe"] = (Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration, QWEN["qwen3"][2])
 """Configuration, model, and the settings of the encoder."""
 
 SUPPRESSED = list(range(3, 160))
@@ -134,7 +152,9 @@ def save(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast, marker: s
 
 
 def make_qwen_vl(folder: Path, generation: str, **text: int) -> None:
-    """Make a ``qwen2``, a ``qwen2_5`` (windows in its encoder) or a ``qwen3`` (deepstack)."""
+    """Make a ``qwen2``, a ``qwen2_5`` (windows in its encoder), a ``qwen3`` (deepstack), or a
+    ``qwen3_moe`` (experts).
+    """
     tokenizer = make_tokenizer(
         image="<|image_pad|>",
         video="<|video_pad|>",
@@ -148,12 +168,13 @@ def make_qwen_vl(folder: Path, generation: str, **text: int) -> None:
         "rope_theta": 10_000.0,
         "mrope_section": [TEXT["head_dim"] // part for part in (4, 8, 8)],
     }
-    if generation == "qwen3":
+    experts = EXPERTS if generation == "qwen3_moe" else {}
+    if generation.startswith("qwen3"):
         rope["mrope_interleaved"] = True
     torch.manual_seed(0)
     model = model_of(
         config_of(
-            text_config={**TEXT, **text, "rope_parameters": rope},
+            text_config={**TEXT, **experts, **text, "rope_parameters": rope},
             vision_config={"depth": 3, "num_heads": 2, "initializer_range": 0.3, **vision},
             image_token_id=ids("<|image_pad|>"),
             video_token_id=ids("<|video_pad|>"),
@@ -396,6 +417,14 @@ def make_glm4v(folder: Path) -> None:
     write(folder, processor_class="Glm4vProcessor")
 
 
+def make_glm4v_moe(folder: Path) -> None:
+    """Make a GLM-4.5V: a GLM-4V with experts, and without rotation of half of each head."""
+    experts = {**EXPERTS, "n_routed_experts": 4, "use_qk_norm": False, "partial_rotary_factor": 0.5}
+    _make_glm(folder, Glm4vMoeConfig, Glm4vMoeForConditionalGeneration, **experts)
+    Glm4vImageProcessorPil(**_GLM_SIZE).save_pretrained(folder)
+    write(folder, processor_class="Glm4vProcessor")
+
+
 def make_glm_ocr(folder: Path) -> None:
     """Make a GLM-OCR, which is a GLM-4V for pages."""
     _make_glm(folder, GlmOcrConfig, GlmOcrForConditionalGeneration)
@@ -406,7 +435,7 @@ def make_glm_ocr(folder: Path) -> None:
 _GLM_SIZE: dict[str, Any] = {"size": {"shortest_edge": 4096, "longest_edge": 2 * 96 * 96}}
 
 
-def _make_glm(folder: Path, config_of: Any, model_of: Any) -> None:
+def _make_glm(folder: Path, config_of: Any, model_of: Any, **text: Any) -> None:
     tokenizer = make_tokenizer(
         image_token="<|image|>",
         video_token="<|video|>",
@@ -416,17 +445,24 @@ def _make_glm(folder: Path, config_of: Any, model_of: Any) -> None:
         end_video="<|end_of_video|>",
     )
     ids = tokenizer.convert_tokens_to_ids
-    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 1, 1]}
+    rotated = int(TEXT["head_dim"] * text.get("partial_rotary_factor", 1))
+    eighth = rotated // 8
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "mrope_section": [rotated // 2 - 2 * eighth, eighth, eighth],
+        "partial_rotary_factor": rotated / TEXT["head_dim"],
+    }
     torch.manual_seed(0)
     model = model_of(
         config_of(
-            text_config={**TEXT, "pad_token_id": 2, "rope_parameters": rope},
+            text_config={**TEXT, "pad_token_id": 2, **text, "rope_parameters": rope},
             vision_config={
                 "depth": 2,
                 "hidden_size": 32,
                 "num_heads": 2,
                 "intermediate_size": 64,
-                "out_hidden_size": 32,
+                "out_hidden_size": TEXT["hidden_size"],
                 "image_size": 56,
                 "initializer_range": 0.3,
             },
@@ -439,6 +475,51 @@ def _make_glm(folder: Path, config_of: Any, model_of: Any) -> None:
         )
     )
     save(folder, model, tokenizer, "<|begin_of_image|><|image|><|end_of_image|>")
+
+
+def make_llama4(folder: Path) -> None:
+    """Make a Llama 4 with tiles of 28 pixels, 4 tokens each; its processor needs torchvision."""
+    tokenizer = make_tokenizer(
+        image_token="<|image|>",
+        patch_token="<|patch|>",
+        start="<|image_start|>",
+        end="<|image_end|>",
+        between="<|tile_x_separator|>",
+        row_end="<|tile_y_separator|>",
+    )
+    ids = tokenizer.convert_tokens_to_ids
+    torch.manual_seed(0)
+    model = Llama4ForConditionalGeneration(
+        Llama4Config(
+            text_config={
+                **TEXT,
+                "intermediate_size_mlp": 64,
+                "num_local_experts": 4,
+                "interleave_moe_layer_step": 2,
+                "pad_token_id": 2,
+            },
+            vision_config={
+                "hidden_size": 32,
+                "intermediate_size": 128,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "image_size": 28,
+                "patch_size": 7,
+                "projector_input_dim": 32,
+                "projector_output_dim": 32,
+                "vision_output_dim": 32,
+                "initializer_range": 0.3,
+            },
+            boi_token_index=ids("<|image_start|>"),
+            eoi_token_index=ids("<|image_end|>"),
+            image_token_index=ids("<|patch|>"),
+        )
+    )
+    save(folder, model, tokenizer, "<|image|>")
+    images = {"image_processor_type": "Llama4ImageProcessorFast", "max_patches": 6}
+    size = {"size": {"height": 28, "width": 28}}
+    (folder / "preprocessor_config.json").write_text(json.dumps({**images, **size}))
+    write(folder, processor_class="Llama4Processor", patch_size=7)
 
 
 def _tower(image_size: int, patch_size: int) -> dict[str, Any]:
@@ -482,6 +563,95 @@ def make_qwen2_audio(folder: Path) -> None:
     save(folder, model, tokenizer, "<|audio_bos|><|AUDIO|><|audio_eos|>")
     WhisperFeatureExtractor(feature_size=16).save_pretrained(folder)
     write(folder, processor_class="Qwen2AudioProcessor")
+
+
+def make_qwen2_5_omni(folder: Path) -> None:
+    """Make the thinker of a Qwen2.5-Omni, for clips of up to 4 s."""
+    thinker = {
+        "vision_config": {**QWEN["qwen2_5"][2], "depth": 3, "num_heads": 2},
+        "audio_config": {"n_window": 10, "max_source_positions": 20},
+        "seconds_per_chunk": 2,
+    }
+    _make_omni(folder, Qwen2_5OmniConfig, Qwen2_5OmniThinkerForConditionalGeneration, thinker)
+
+
+def make_qwen3_omni(folder: Path) -> None:
+    """Make the thinker of a Qwen3-Omni, which has experts."""
+    thinker = {
+        "vision_config": {**QWEN["qwen3"][2], "depth": 3, "num_heads": 2},
+        "audio_config": {"downsample_hidden_size": 16, "n_window_infer": 200},
+    }
+    _make_omni(
+        folder, Qwen3OmniMoeConfig, Qwen3OmniMoeThinkerForConditionalGeneration, thinker, **EXPERTS
+    )
+
+
+def _make_omni(
+    folder: Path, config_of: Any, model_of: Any, thinker: dict[str, Any], **text: Any
+) -> None:
+    tokenizer = make_tokenizer(
+        image_token="<|IMAGE|>",
+        video_token="<|VIDEO|>",
+        audio_token="<|AUDIO|>",
+        vision_bos_token="<|vision_bos|>",
+        vision_eos_token="<|vision_eos|>",
+        audio_bos_token="<|audio_bos|>",
+        audio_eos_token="<|audio_eos|>",
+    )
+    ids = tokenizer.convert_tokens_to_ids
+    is_third = config_of is Qwen3OmniMoeConfig
+    rope: dict[str, Any] = {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "mrope_section": [TEXT["head_dim"] // part for part in (4, 8, 8)],
+    }
+    if is_third:
+        rope["mrope_interleaved"] = True
+    audio = {
+        "num_mel_bins": 16,
+        "d_model": 32,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "encoder_ffn_dim": 64,
+        "output_dim": TEXT["hidden_size"],
+        "initializer_range": 0.3,
+    }
+    suffix = "id" if is_third else "index"
+    whole = config_of(
+        thinker_config={
+            **thinker,
+            "text_config": {**TEXT, **text, "rope_parameters": rope},
+            "vision_config": {**thinker["vision_config"], "initializer_range": 0.3},
+            "audio_config": {**audio, **thinker["audio_config"]},
+            f"image_token_{suffix}": ids("<|IMAGE|>"),
+            f"video_token_{suffix}": ids("<|VIDEO|>"),
+            f"audio_token_{suffix}": ids("<|AUDIO|>"),
+            "audio_start_token_id": ids("<|audio_bos|>"),
+            "audio_end_token_id": ids("<|audio_eos|>"),
+            "vision_start_token_id": ids("<|vision_bos|>"),
+            "vision_end_token_id": ids("<|vision_eos|>"),
+            "initializer_range": 0.3,
+        },
+        enable_audio_output=False,
+    )
+    torch.manual_seed(0)
+    model = model_of(whole.thinker_config)
+    kind = "{{ '<|AUDIO|>' if 'audio' in part['type'] else '<|IMAGE|>' }}"
+    save(folder, model, tokenizer, f"<|vision_bos|>{kind}<|vision_eos|>")
+    path = folder / "model.safetensors"
+    weights = {f"thinker.{name}": tensor for name, tensor in load_file(path).items()}
+    save_file(weights, path, metadata={"format": "pt"})
+    whole.architectures = [model_of.__name__.replace("Thinker", "")]
+    whole.save_pretrained(folder)
+    size = {"size": {"shortest_edge": 1024, "longest_edge": 96 * 96}}
+    images = Qwen2VLImageProcessorPil(patch_size=thinker["vision_config"]["patch_size"], **size)
+    audio_settings = WhisperFeatureExtractor(feature_size=16, chunk_length=4).to_dict()
+    settings = {**audio_settings, **images.to_dict()}
+    settings["image_processor_type"] = "Qwen2VLImageProcessor"
+    settings["feature_extractor_type"] = "WhisperFeatureExtractor"
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    name = "Qwen3OmniMoeProcessor" if is_third else "Qwen2_5OmniProcessor"
+    write(folder, processor_class=name)
 
 
 def make_whisper(folder: Path) -> None:

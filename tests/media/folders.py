@@ -15,6 +15,7 @@ from transformers import (
     CLIPImageProcessorPil,
     Gemma3ImageProcessorPil,
     Gemma3Processor,
+    Glm4vImageProcessorPil,
     GotOcr2ImageProcessorPil,
     Idefics3ImageProcessorPil,
     Idefics3Processor,
@@ -61,6 +62,11 @@ def draw_pixels(rng: np.random.Generator, width: int, height: int, kind: int) ->
 def make_qwen(folder: Path, model_type: str = "qwen2_vl", **settings: Any) -> None:
     write_config(folder, model_type=model_type, image_token_id=5, video_token_id=6)
     Qwen2VLImageProcessorPil(**settings).save_pretrained(folder)
+
+
+def make_glm(folder: Path, model_type: str = "glm4v", **settings: Any) -> None:
+    write_config(folder, model_type=model_type, image_token_id=5)
+    Glm4vImageProcessorPil(**settings).save_pretrained(folder)
 
 
 def make_llava(

@@ -52,6 +52,7 @@ from tests.media.folders import (
     decoded_images,
     draw_pixels,
     make_gemma3,
+    make_glm,
     make_llava,
     make_qwen,
     make_tokenizer,
@@ -61,6 +62,7 @@ from tests.media.folders import (
 SHAPES = Path(afferent.__file__).parent / "builtin" / "models" / "shapes"
 Native = QwenVlFamily | FixedFamily
 EDGES = {"shortest_edge": 56 * 56, "longest_edge": 160 * 160}
+TWICE = {"shortest_edge": 2 * 56 * 56, "longest_edge": 2 * 160 * 160}
 SMALL = {"height": 64, "width": 64}
 HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 
@@ -72,6 +74,11 @@ FOLDERS: dict[str, Callable[[Path], None]] = {
     "qwen3_vl": lambda folder: make_qwen(
         folder, "qwen3_vl", size=EDGES, patch_size=16, temporal_patch_size=2, **HALF
     ),
+    "qwen3_vl_moe": lambda folder: make_qwen(
+        folder, "qwen3_vl_moe", size=EDGES, patch_size=16, resample=2, **HALF
+    ),
+    "glm4v": lambda folder: make_glm(folder, size=TWICE),
+    "glm4v_moe": lambda folder: make_glm(folder, "glm4v_moe", size=TWICE, patch_size=16),
     "not rescaled": lambda folder: make_qwen(folder, size=EDGES, do_rescale=False),
     "not normalized": lambda folder: make_qwen(folder, size=EDGES, do_normalize=False),
     "clip": lambda folder: make_llava(
@@ -216,7 +223,8 @@ def test_no_more_pixels_than_are_wanted(folder: Path) -> None:
         assert bounded_reference is reference
         return
     assert family.bounded(10**9) is family
-    edges = {"shortest_edge": family.min_pixels, "longest_edge": most}
+    assert isinstance(bounded, QwenVlFamily)
+    edges = {"shortest_edge": bounded.min_pixels, "longest_edge": bounded.max_pixels}
     processor = AutoImageProcessor.from_pretrained(folder, size=edges)
     for image in decoded_images(seed=5, count=20):
         expected = processor(images=Image.fromarray(image.pixels), return_tensors="np")

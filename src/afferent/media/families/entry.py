@@ -9,6 +9,11 @@ from typing import Any, Generic, TypeVar
 
 F_co = TypeVar("F_co", covariant=True)
 
+EncoderInputs = Callable[[Any, Mapping[str, Any]], dict[str, Any]]
+"""Conversion of an item's inputs, from those of a family's `model_inputs` to those of an upstream's
+encoder. The arguments are the family and the inputs, torch tensors by name.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
@@ -25,6 +30,8 @@ class EngineFacts:
             upstream, features replace the media of such models.
         bits_of: Those of these types whose images have features of the same bits as the upstream's
             own, so that both may have one name in a cache.
+        encoder_inputs: Functions, by the upstream's name, for models whose encoder takes other
+            inputs there than in `transformers`.
         sharded_like: For language models without a sharding plan, by their ``model_type``: the type
             of one with the same layers and a plan.
     """
@@ -34,6 +41,7 @@ class EngineFacts:
     sharded_like: Mapping[str, str] = field(default_factory=dict)
     compared_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     bits_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    encoder_inputs: Mapping[str, EncoderInputs] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-from msgspec import Struct
-
 from afferent.errors import ConfigError
 from afferent.media.families.entry import EngineFacts, Entry
 from afferent.media.families.family import (
@@ -17,6 +14,7 @@ from afferent.media.families.family import (
     whole_processor_settings,
 )
 from afferent.media.families.fixed import FixedFamily, framing
+from afferent.media.families.images import num_tiles
 from afferent.media.families.settings import (
     BILINEAR,
     PLAIN_COLOURS,
@@ -24,7 +22,7 @@ from afferent.media.families.settings import (
     Defaults,
     pixel_settings,
 )
-from afferent.media.families.tokens import image_token_id
+from afferent.media.families.tokens import added_tokens, image_token_id
 
 # Defaults of values that the configuration omits:
 _BEGIN_ID, _END_ID, _SOFT_ID = 255_999, 256_000, 262_144
@@ -32,15 +30,6 @@ _NUM_EMBEDS = 256
 _PROCESSORS: Final[Defaults] = {
     "Gemma3ImageProcessor": {**PLAIN_COLOURS, **SQUARE, "resample": BILINEAR},
 }
-
-
-class _AddedToken(Struct):
-    id: int
-    content: str
-
-
-class _Tokenizer(Struct):
-    added_tokens: list[_AddedToken]
 
 
 def describe(folder: Path, config: Mapping[str, Any]) -> FixedFamily | None:
@@ -57,7 +46,7 @@ def describe(folder: Path, config: Mapping[str, Any]) -> FixedFamily | None:
         return None
     processor = whole_processor_settings(folder)
     begin_id = config.get("boi_token_index", _BEGIN_ID)
-    texts = _added_tokens(folder / "tokenizer.json")
+    texts = added_tokens(folder)
     try:
         begin, end = texts[begin_id], texts[config.get("eoi_token_index", _END_ID)]
     except KeyError as error:
@@ -71,12 +60,8 @@ def describe(folder: Path, config: Mapping[str, Any]) -> FixedFamily | None:
     )
 
 
-def _added_tokens(path: Path) -> dict[int, str]:
-    try:
-        tokenizer = msgspec.json.decode(path.read_bytes(), type=_Tokenizer)
-    except (OSError, ValueError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"{path} can't be read: {error}") from error
-    return {token.id: token.content for token in tokenizer.added_tokens}
+def _inputs_of_vllm(_: FixedFamily, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    return {**inputs, "num_patches": num_tiles(inputs)}
 
 
 ENTRY = Entry(
@@ -86,5 +71,6 @@ ENTRY = Entry(
         items_see_themselves=True,
         compared_with={"vllm": ("gemma3",)},
         bits_of={"vllm": ("gemma3",)},
+        encoder_inputs={"vllm": _inputs_of_vllm},
     ),
 )

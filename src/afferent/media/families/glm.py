@@ -85,5 +85,8 @@ def describe(folder: Path, config: Mapping[str, Any]) -> GlmFamily | None:
 ENTRY = Entry(
     model_types=tuple(_IMAGE_TOKEN_ID),
     describe=describe,
-    engine=EngineFacts(position_features=frozenset({"image_grid_thw"})),
+    engine=EngineFacts(
+        position_features=frozenset({"image_grid_thw"}),
+        compared_with={"vllm": ("glm4v", "glm4v_moe", "glm_ocr")},
+    ),
 )

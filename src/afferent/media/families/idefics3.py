@@ -19,7 +19,7 @@ from afferent.media.families.family import (
     processor_settings,
     whole_processor_settings,
 )
-from afferent.media.families.images import LaidOutFamily, decoded_image
+from afferent.media.families.images import LaidOutFamily, decoded_image, num_tiles
 from afferent.media.families.plan import FeaturePlan, Prompt
 from afferent.media.families.settings import PLAIN_COLOURS, Defaults, pixel_settings
 from afferent.media.families.tokens import image_token_id, named_tokens
@@ -176,9 +176,17 @@ def _embeds_of(config: Mapping[str, Any], side: int) -> int:
     return int((side // tower["patch_size"]) ** 2 / config.get("scale_factor", 2) ** 2)
 
 
+def _inputs_of_vllm(_: Idefics3Family, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    return {**inputs, "num_patches": num_tiles(inputs)}
+
+
 _TYPES = ("idefics3", "smolvlm")
 ENTRY = Entry(
     model_types=_TYPES,
     describe=describe,
-    engine=EngineFacts(compared_with={"vllm": _TYPES}, bits_of={"vllm": _TYPES}),
+    engine=EngineFacts(
+        compared_with={"vllm": _TYPES},
+        bits_of={"vllm": _TYPES},
+        encoder_inputs={"vllm": _inputs_of_vllm},
+    ),
 )

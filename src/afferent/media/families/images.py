@@ -60,6 +60,16 @@ class LaidOutFamily(PixelsFamily, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.laid_out(image_header(header), "uint8")
 
 
+def num_tiles(inputs: Mapping[str, Any]) -> Any:
+    """Return the number of an image's tiles as a torch tensor, ``(1,)`` int64, on the CPU.
+
+    Args:
+        inputs: With ``pixel_values``, ``(..., 3, height, width)``.
+    """
+    pixels = inputs["pixel_values"]
+    return pixels.new_empty(0).cpu().long().new_tensor([pixels.shape[:-3].numel()])
+
+
 def image_header(header: MediaHeader) -> ImageHeader:
     """Return the header of an image.
 

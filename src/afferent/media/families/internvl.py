@@ -12,7 +12,7 @@ import msgspec
 from afferent.media.decoded import Array, Media
 from afferent.media.families.entry import EngineFacts, Entry
 from afferent.media.families.family import MediaTokens, processor_settings
-from afferent.media.families.images import PixelsFamily, decoded_image, image_header
+from afferent.media.families.images import PixelsFamily, decoded_image, image_header, num_tiles
 from afferent.media.families.plan import FeaturePlan
 from afferent.media.families.settings import CLIP_COLOURS, Defaults, pixel_settings, sides
 from afferent.media.families.tokens import image_token_id, named_tokens
@@ -116,9 +116,23 @@ def describe(folder: Path, config: Mapping[str, Any]) -> TiledFamily | None:
     )
 
 
+def _inputs_of_vllm(family: TiledFamily, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    count = num_tiles(inputs)
+    return {
+        **inputs,
+        "image_num_patches": count,
+        "num_patches": count,
+        "image_token_id": count.new_tensor(family.image.embed),
+    }
+
+
 _TYPES = ("internvl",)
 ENTRY = Entry(
     model_types=_TYPES,
     describe=describe,
-    engine=EngineFacts(compared_with={"vllm": _TYPES}, bits_of={"vllm": _TYPES}),
+    engine=EngineFacts(
+        compared_with={"vllm": _TYPES},
+        bits_of={"vllm": _TYPES},
+        encoder_inputs={"vllm": _inputs_of_vllm},
+    ),
 )

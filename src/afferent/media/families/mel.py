@@ -12,6 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from afferent.errors import UnsupportedModel
+from afferent.media.headers.probe import AudioHeader
 from afferent.types import TensorSpec
 
 Samples = NDArray[np.float32]
@@ -48,6 +49,10 @@ class LogMel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise UnsupportedModel("the settings of the model's feature extractor make no sense")
         return mel
 
+    def num_samples(self, header: AudioHeader) -> int:
+        """Return the number of a clip's samples at this rate."""
+        return -(-header.num_frames * self.sampling_rate // header.sample_rate_hz)
+
     @property
     def chunk_samples(self) -> int:
         return self.chunk_length * self.sampling_rate
@@ -79,9 +84,28 @@ class LogMel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 if stop > start:
                     spectra = self._log_spectra(samples, first + start, first + stop, num_samples)
                     chunk[:, start:stop] = spectra.T
-        np.maximum(out, out.max() - 8.0, out=out)
-        out += 4.0
-        out /= 4.0
+        _scale(out, out.max())
+
+    def write_clip(self, samples: Samples, out: NDArray[np.float32], *, end: int) -> None:
+        """Write the first spectra of ``samples`` into ``out``, ``(mels, spectra)``.
+
+        Every value is relative to the loudest of all spectra.
+
+        Args:
+            end: Number of samples of the whole clip, in which silence follows ``samples``. More are
+                dropped.
+        """
+        samples, count = samples[:end], out.shape[1]
+        for start in range(0, count, _BLOCK):
+            stop = min(start + _BLOCK, count)
+            out[:, start:stop] = self._log_spectra(samples, start, stop, end).T
+        loudest = out.max()
+        num_heard = min(
+            -(-(len(samples) + self.n_fft // 2) // self.hop_length), end // self.hop_length
+        )
+        if num_heard > count:  # more spectra hear the last samples
+            loudest = max(loudest, self._log_spectra(samples, count, num_heard, end).max())
+        _scale(out, loudest)
 
     def _log_spectra(self, samples: Samples, start: int, stop: int, end: int) -> Samples:
         """Return ``(stop - start, mels)``; each spectrum is of the samples around its position."""
@@ -93,6 +117,13 @@ class LogMel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         power = spectra.real**2 + spectra.imag**2
         mels = power @ _filters(self.feature_size, self.n_fft, self.sampling_rate)
         return np.log10(np.maximum(mels, np.float32(_FLOOR)))
+
+
+def _scale(out: NDArray[np.float32], loudest: float) -> None:
+    """Cut off what is much less than the loudest value, and scale, in place."""
+    np.maximum(out, loudest - 8.0, out=out)
+    out += 4.0
+    out /= 4.0
 
 
 def _mirrored(samples: Samples, start: int, stop: int, end: int) -> Samples:

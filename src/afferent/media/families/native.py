@@ -10,7 +10,9 @@ from afferent.media.families import (
     glm,
     idefics3,
     internvl,
+    llama4,
     llava,
+    omni,
     pixtral,
     qwen2_audio,
     qwen_vl,
@@ -22,6 +24,8 @@ from afferent.media.families.fixed import FixedFamily
 from afferent.media.families.glm import GlmFamily
 from afferent.media.families.idefics3 import Idefics3Family
 from afferent.media.families.internvl import TiledFamily
+from afferent.media.families.llama4 import Llama4Family
+from afferent.media.families.omni import OmniFamily
 from afferent.media.families.outside import OutsideFamily
 from afferent.media.families.pixtral import PixtralFamily
 from afferent.media.families.qwen2_audio import Qwen2AudioFamily
@@ -33,6 +37,8 @@ NativeFamily = (
     | FixedFamily
     | GlmFamily
     | Idefics3Family
+    | Llama4Family
+    | OmniFamily
     | OutsideFamily
     | PixtralFamily
     | Qwen2AudioFamily
@@ -48,7 +54,9 @@ ENTRIES: Final[tuple[Entry[NativeFamily], ...]] = (
     glm.ENTRY,
     idefics3.ENTRY,
     internvl.ENTRY,
+    llama4.ENTRY,
     llava.ENTRY,
+    omni.ENTRY,
     pixtral.ENTRY,
     qwen2_audio.ENTRY,
     qwen_vl.ENTRY,

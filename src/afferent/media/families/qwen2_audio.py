@@ -32,7 +32,7 @@ class Qwen2AudioFamily(
     """Family of Qwen2-Audio: the encoder halves the spectra of a clip twice."""
 
     def plan(self, header: MediaHeader) -> FeaturePlan:
-        num_samples = self.num_samples(audio_header(header))
+        num_samples = self.mel.num_samples(audio_header(header))
         rows = (self._num_spectra(num_samples) - 1) // _SPECTRA_A_ROW + 1
         num_embeds = (rows - 2) // 2 + 1
         if num_embeds < 1:

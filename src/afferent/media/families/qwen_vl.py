@@ -47,7 +47,7 @@ GENERATIONS: Mapping[str, Generation] = {
     "qwen3_vl_moe": "qwen3",
 }
 
-_PROCESSORS: Final[Defaults] = {
+PROCESSORS: Final[Defaults] = {
     "Qwen2VLImageProcessor": {
         **CLIP_COLOURS,
         "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
@@ -62,6 +62,7 @@ _PROCESSORS: Final[Defaults] = {
         "patch_size": 16,
     },
 }
+"""Defaults of the processors' classes."""
 
 
 class QwenVideo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -231,7 +232,7 @@ def describe(folder: Path, config: Mapping[str, Any]) -> QwenVlFamily | None:
     Raises:
         ConfigError: The folder does not define how images are processed.
     """
-    cut = described_cut(folder, _PROCESSORS)
+    cut = described_cut(folder, PROCESSORS)
     if cut is None:
         return None
     generation = GENERATIONS[config["model_type"]]
@@ -269,7 +270,7 @@ def _describe_video(
     folder: Path, config: Mapping[str, Any], generation: Generation
 ) -> QwenVideo | None:
     name = "Qwen3VLVideoProcessor" if generation == "qwen3" else "Qwen2VLVideoProcessor"
-    settings = pixel_settings(_video_settings(folder), _PROCESSORS, class_name=name)
+    settings = pixel_settings(_video_settings(folder), PROCESSORS, class_name=name)
     if settings is None or settings.edges is None or settings.normalization is None:
         return None
     if not settings.do_resize:
@@ -308,7 +309,7 @@ ENTRY = Entry(
     engine=EngineFacts(
         position_features=frozenset({"image_grid_thw", "video_grid_thw", "second_per_grid_ts"}),
         sharded_like={"qwen3_vl_text": "qwen3"},
-        compared_with={"vllm": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")},
-        bits_of={"vllm": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")},
+        compared_with={"vllm": tuple(GENERATIONS)},
+        bits_of={"vllm": tuple(GENERATIONS)},
     ),
 )

@@ -6,10 +6,37 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+from msgspec import Struct
+
+from afferent.errors import ConfigError
 from afferent.media.families.family import read_json
 
 SPECIAL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 """Names of `transformers` for tokens that are not of media."""
+
+
+class _AddedToken(Struct):
+    id: int
+    content: str
+
+
+class _Tokenizer(Struct):
+    added_tokens: list[_AddedToken]
+
+
+def added_tokens(folder: Path) -> dict[int, str]:
+    """Return the texts of the tokens that a model adds to its vocabulary, by their ids.
+
+    Raises:
+        ConfigError: The folder has no ``tokenizer.json``, or an invalid one.
+    """
+    path = folder / "tokenizer.json"
+    try:
+        tokenizer = msgspec.json.decode(path.read_bytes(), type=_Tokenizer)
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"{path} can't be read: {error}") from error
+    return {token.id: token.content for token in tokenizer.added_tokens}
 
 
 def image_token_id(config: Mapping[str, Any], default: int) -> int:

@@ -30,10 +30,6 @@ class SpectraFamily(PlainFamily, frozen=True, kw_only=True, forbid_unknown_field
     def sample_rate_hz(self) -> int:
         return self.mel.sampling_rate
 
-    def num_samples(self, header: AudioHeader) -> int:
-        """Return the number of the clip's samples at the model's rate."""
-        return -(-header.num_frames * self.mel.sampling_rate // header.sample_rate_hz)
-
     def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
         return dict(features)
 
@@ -81,7 +77,7 @@ class VoxtralFamily(
 
     def plan(self, header: MediaHeader) -> FeaturePlan:
         """Return as many chunks as the clip begins, at the model's rate."""
-        num_samples = self.num_samples(audio_header(header))
+        num_samples = self.mel.num_samples(audio_header(header))
         num_chunks = max(1, -(-num_samples // self.mel.chunk_samples))
         specs = {FEATURES: self.mel.spec(num_chunks)}
         return FeaturePlan(specs, (num_chunks * self.embeds_per_chunk,))

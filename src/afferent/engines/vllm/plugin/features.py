@@ -9,10 +9,15 @@ from typing import Any
 
 import torch
 from transformers.feature_extraction_utils import BatchFeature
-from vllm.multimodal.inputs import MultiModalFlatField
+from vllm.multimodal.inputs import (
+    MultiModalFlatField,
+    MultiModalKwargsItem,
+    MultiModalKwargsItems,
+)
 
+from afferent.media.families.entry import EncoderInputs
 from afferent.media.families.qwen_vl import QwenVlFamily
-from afferent.media.families.registry import AnyFamily, describe
+from afferent.media.families.registry import AnyFamily, describe, facts_of
 from afferent.types import Modality
 
 _NESTED_NDIM = 5  # prompt, tile, channel, row, column
@@ -50,6 +55,11 @@ class FeatureReader:
         return family
 
     @functools.cached_property
+    def _convert(self) -> EncoderInputs | None:
+        """Conversion to the inputs of vLLM's encoder, where `transformers`' has others."""
+        return facts_of(folder_of(self._model_config)).encoder_inputs.get("vllm")
+
+    @functools.cached_property
     def _normalizes(self) -> bool:
         """Whether the model normalizes pixels itself, and takes bytes."""
         norms = (getattr(module, "input_norm", None) for module in self._model.modules())
@@ -60,30 +70,37 @@ class FeatureReader:
         views = {name: each for name, each in tree.items() if isinstance(each, torch.Tensor)}
         on_device = {name: view.to(self.device) for name, view in views.items()}
         family, made = self._family, on_device
-        if not self._normalizes:
+        name = _PATCHES.get(modality)
+        if name is None or not self._normalizes:
             made = family.model_inputs(on_device)
         elif isinstance(family, QwenVlFamily):
-            name = _PATCHES[modality]
             made = {**on_device, name: family.repeated(on_device[name])}
         shared = {_storage(view) for view in views.values()}
         # The memory of a view is reused as soon as its block is unpinned.
         own = {
             name: each.clone() if _storage(each) in shared else each for name, each in made.items()
         }
-        return BatchFeature({**self._beside(modality, own), **own})
-
-    def _beside(self, modality: Modality, made: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the fields that vLLM's own processors add to the model's processor: the number of
-        an item's tiles, and its token. Fields that the model does not have are left out later.
-        """
-        if modality is not Modality.IMAGE or "pixel_values" not in made:
-            return {}
-        num_tiles = torch.tensor([made["pixel_values"].shape[:-3].numel()])
-        token = torch.tensor(self._family.tokens[modality].embed)
-        return {"num_patches": num_tiles, "image_num_patches": num_tiles, "image_token_id": token}
+        dtype = self._model_config.dtype  # in which vLLM gives all floats of a processor
+        cast = {
+            name: each.to(dtype) if each.is_floating_point() else each for name, each in own.items()
+        }
+        return BatchFeature(cast if self._convert is None else self._convert(family, cast))
 
 
-def in_rows(inputs: BatchFeature, fields: Mapping[str, Any]) -> BatchFeature:
+def kwargs_item(processor: Any, modality: Modality, inputs: BatchFeature) -> MultiModalKwargsItem:
+    """Return an item as vLLM's processor of the model makes it.
+
+    Args:
+        processor: vLLM's processor of the model.
+        inputs: The result of `FeatureReader.inputs`.
+    """
+    fields = processor._get_mm_fields_config(inputs, {})
+    found: Any = MultiModalKwargsItems.from_hf_inputs(_in_rows(inputs, fields), fields)
+    (made,) = found[modality]
+    return made
+
+
+def _in_rows(inputs: BatchFeature, fields: Mapping[str, Any]) -> BatchFeature:
     """Return the inputs with all tiles in one sequence where vLLM has them so; `transformers`
     groups them by prompt.
 

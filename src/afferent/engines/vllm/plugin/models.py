@@ -18,14 +18,14 @@ import torch
 from vllm.distributed import get_tensor_model_parallel_rank, get_tp_group
 from vllm.model_executor.models import registry as vllm_registry
 from vllm.multimodal import MULTIMODAL_REGISTRY
-from vllm.multimodal.inputs import MultiModalKwargsItem, MultiModalKwargsItems
+from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.multimodal.utils import group_and_batch_mm_items
 
 from afferent.engines import quarantine
 from afferent.engines.vllm.plugin.arena import Gone, arena
 from afferent.engines.vllm.plugin.counting import ITEMS, push_counts
 from afferent.engines.vllm.plugin.embeddings import KeptEmbeddings
-from afferent.engines.vllm.plugin.features import FeatureReader, in_rows
+from afferent.engines.vllm.plugin.features import FeatureReader, kwargs_item
 from afferent.engines.vllm.plugin.names import is_ours
 from afferent.engines.vllm.plugin.processing import FIELD, factories, modality_of, unpack
 from afferent.engines.vllm.plugin.step import FeaturesLost, Step, end_engine, running_step
@@ -311,11 +311,7 @@ class _Encoder:
 
     def _input(self, modality: Modality, tree: Any, item: _Item) -> Any:
         """Return the stock processor's output for one item, on the device, in private tensors."""
-        inputs = self._reader.inputs(modality, tree)
-        fields = self._processor._get_mm_fields_config(inputs, {})
-        found: Any = MultiModalKwargsItems.from_hf_inputs(in_rows(inputs, fields), fields)
-        (made,) = found[modality]
-        return made
+        return kwargs_item(self._processor, modality, self._reader.inputs(modality, tree))
 
     def _run(self, stock: Any, inputs: list[MultiModalKwargsItem]) -> list[torch.Tensor]:
         """Run the stock encoder in batches, as vLLM groups them."""

@@ -132,7 +132,7 @@ def _processor_class(stock: Any) -> Any:
         }
         if not ours:
             return stock._cached_apply_hf_processor(self, inputs, timing_ctx)
-        _check(ours, self.info.ctx.model_config)
+        _check(ours, self.info)
         left = MultiModalDataItems({k: v for k, v in items.items() if k not in ours})
         uuids = {k: v for k, v in (inputs.mm_uuid_items or {}).items() if k not in ours}
         rest = dataclasses.replace(inputs, mm_data_items=left, mm_uuid_items=uuids)
@@ -162,21 +162,21 @@ def _name(item: FeaturesReference) -> str:
     return item.name if names.are_stable() else item.name_of_block
 
 
-def _check(ours: Mapping[str, Sequence[FeaturesReference]], model_config: Any) -> None:
+def _check(ours: Mapping[str, Sequence[FeaturesReference]], info: Any) -> None:
     """Check references before they reach the engine core.
 
     Raises:
         ValueError: A reference would end the engine core, or the features are not those that this
             vLLM would compute; a client's error to vLLM.
     """
+    model_config = info.ctx.model_config
     if getattr(model_config.multimodal_config, "mm_processor_kwargs", None):
         raise ValueError(
             "this vLLM was started with --mm-processor-kwargs, which Afferent does not know of: "
             "leave it out, or have Afferent start vLLM, with --engine-args"
         )
-    hf_config = model_config.hf_config
-    names = engine_facts(hf_config.model_type).position_features
-    vision = getattr(hf_config, "vision_config", None)
+    names = engine_facts(model_config.hf_config.model_type).position_features
+    vision = getattr(info.get_hf_config(), "vision_config", None)
     merge_size = getattr(vision, "spatial_merge_size", 1)
     try:
         for item in (item for found in ours.values() for item in found):
