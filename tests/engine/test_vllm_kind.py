@@ -20,6 +20,7 @@ from afferent.engines.vllm_hash import image_hash
 from afferent.errors import ConfigError, EngineUnavailable, UnsupportedModel
 from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.types import Modality
+from tests.engine import families
 from tests.images import encoded, photo
 
 SHAPES = BUILT_IN_MODELS / "shapes"
@@ -49,6 +50,20 @@ def test_it_is_chosen_by_name() -> None:
         "--mm-processor-kwargs.max_pixels=9999",
     ):
         assert not found.takes_features(SHAPES, VllmSettings(engine_args=told))
+
+
+def test_a_folder_in_mistrals_format_gets_bytes(tmp_path: Path) -> None:
+    """Without arguments, vLLM prefers this format to that of `transformers`, where both exist."""
+    families.make_mistral3(tmp_path)
+    upstream = VllmUpstream()
+    assert upstream.takes_features(tmp_path, VllmSettings())
+    for told in ("--tokenizer-mode mistral", "--config-format=mistral"):
+        assert not upstream.takes_features(tmp_path, VllmSettings(engine_args=told))
+    for name in ("params.json", "tekken.json"):
+        (tmp_path / name).write_text("{}")
+        assert upstream.takes_features(tmp_path, VllmSettings())
+    (tmp_path / "consolidated.safetensors").touch()
+    assert not upstream.takes_features(tmp_path, VllmSettings())
 
 
 @pytest.mark.parametrize(

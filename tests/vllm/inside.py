@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import base64
 import functools
+import io
 import os
 import pickle
 import re
@@ -16,6 +18,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import mistral_common
+import numpy as np
 import torch
 from PIL import Image
 from vllm.config import ECTransferConfig, VllmConfig
@@ -34,13 +38,15 @@ from vllm.multimodal.inputs import (
     MultiModalSharedField,
 )
 from vllm.multimodal.media import MediaWithBytes
+from vllm.tokenizers.mistral import MistralTokenizer
 
 from afferent import keys
 from afferent.engines import place
-from afferent.engines.references import FeaturesReference, Of
+from afferent.engines.references import FeaturesReference, Of, RawReference, sign
 from afferent.engines.vllm import items
 from afferent.engines.vllm.plugin import ec, probe
 from afferent.engines.vllm.plugin import labels as plugin_labels
+from afferent.engines.vllm.plugin import mistral as plugin_mistral
 from afferent.engines.vllm.plugin import names as plugin_names
 from afferent.engines.vllm.plugin.arena import Arena
 from afferent.engines.vllm.plugin.embeddings import KeptEmbeddings
@@ -215,6 +221,64 @@ def labels() -> None:
     assert plugin_labels.labels_in({"any": parsed}) == []
 
 
+def mistral() -> None:
+    """Mistral's own tokenizer gets the bytes of media handles, and no other string is touched."""
+    tokenizer: Any = MistralTokenizer.from_pretrained(_mistrals_folder())
+    stock = type(tokenizer)
+    for _ in range(2):
+        plugin_mistral.open_handles(tokenizer)
+    assert isinstance(tokenizer, stock)
+    plugin_mistral.open_handles(other := SimpleNamespace())
+    assert type(other) is SimpleNamespace
+    file = io.BytesIO()
+    Image.new("RGB", (70, 40), (200, 30, 10)).save(file, "PNG")
+    os.environ[place.SECRET] = "00" * 16
+    with StoreServer(64 * MiB, shares=DEFAULT_SHARES) as server:
+        where = place.Place(server.address)
+        os.environ[place.STORE] = server.address
+        with DaemonStore(server.address, name="front", writable=True) as front:
+            handle = front.put("request", {"x": np.frombuffer(file.getvalue(), np.uint8)})
+            block = bytes(front.block(handle))
+            start = block.index(file.getvalue())
+            raw = RawReference(
+                Modality.IMAGE, handle, start, len(file.getvalue()), time.time() + 60
+            )
+            url = sign(raw, where.secret())
+            data = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+            text = "afferent: is a text here"
+            assert _prompt(tokenizer, url, text) == _prompt(tokenizer, data, text)
+            assert url.startswith("afferent:")
+            features = FeaturesReference(
+                *(Modality.IMAGE, bytes(32), bytes(32), handle, 5, 5, ((5, 4),), {}, 1e12)
+            )
+            for bad in (sign(features, where.secret()), url[:-2]):
+                _assert_refused(functools.partial(_prompt, tokenizer, bad, text))
+
+
+def _prompt(tokenizer: Any, url: str, text: str) -> Any:
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
+    messages = [{"role": "user", "content": parts}]
+    made = tokenizer.apply_chat_template(messages)
+    assert parts[0]["image_url"] == {"url": url}
+    return made
+
+
+def _assert_refused(call: Callable[[], Any]) -> None:
+    try:
+        call()
+    except ValueError:
+        return
+    raise AssertionError("it was not refused")
+
+
+def _mistrals_folder() -> str:
+    """Return a folder with a tokenizer of the package, under the name of a model's."""
+    folder = tempfile.mkdtemp()
+    data = Path(mistral_common.__file__).parent / "data" / "tekken_240911.json"
+    (Path(folder) / "tekken.json").symlink_to(data)
+    return folder
+
+
 def killed() -> None:
     """The store is killed between a lookup and the read of its result.
 
@@ -289,5 +353,5 @@ def _wait_until(condition: Callable[[], bool]) -> None:
 _BATCHED = MultiModalBatchedField()
 
 if __name__ == "__main__":
-    whats = (fields, many, refusals, hooks, names, connector, labels, killed)
+    whats = (fields, many, refusals, hooks, names, connector, labels, mistral, killed)
     {what.__name__: what for what in whats}[sys.argv[1]]()

@@ -10,7 +10,8 @@ pytestmark = pytest.mark.vllm
 
 
 @pytest.mark.parametrize(
-    "what", ["fields", "many", "refusals", "hooks", "names", "connector", "labels", "killed"]
+    "what",
+    ["fields", "many", "refusals", "hooks", "names", "connector", "labels", "mistral", "killed"],
 )
 def test_in_vllms_environment(what: str) -> None:
     run_inside("tests.vllm.inside", what)

@@ -37,8 +37,8 @@ second path, at which no media and no tenants are looked for.
 """
 _FRAMES: Final = "media_io_kwargs"
 """Argument that may make vLLM take other frames of a video than Afferent."""
-_OPTIONS: Final = "mm_processor_kwargs"
-"""Argument that may change vLLM's processor in any way."""
+_OTHERWISE: Final = frozenset({"mm_processor_kwargs", "tokenizer_mode", "config_format"})
+"""Arguments that may change vLLM's processor in any way, or select another one."""
 _NO_VLLM: Final = (
     "vLLM is not installed for {}; name its interpreter by --engine-python, or a vLLM that runs by "
     "--engine-url"
@@ -72,7 +72,7 @@ class VllmUpstream(HttpUpstreamKind[VllmSettings, VllmLink]):
 
     def takes_features(self, model_folder: Path, settings: VllmSettings) -> bool:
         """See `UpstreamKind.takes_features`."""
-        if _OPTIONS in _told(settings):
+        if _told(settings) & _OTHERWISE or _is_in_mistrals_format(model_folder):
             return False
         model_type = read_json(model_folder / "config.json").get("model_type")
         if not isinstance(model_type, str):
@@ -147,6 +147,16 @@ class VllmUpstream(HttpUpstreamKind[VllmSettings, VllmLink]):
             secret=link.secret,
             traits=VllmTraits(link.taken, link.hashes),
         )
+
+
+def _is_in_mistrals_format(folder: Path) -> bool:
+    """Whether vLLM by itself reads a folder in Mistral's own format, also one with both formats.
+
+    It then has another processor than that of `transformers`.
+    """
+    own = ("params.json", "tekken.json")
+    has_weights = next(folder.glob("consolidated*.safetensors"), None) is not None
+    return has_weights and any((folder / name).exists() for name in own)
 
 
 def _named(settings: VllmSettings) -> set[str]:

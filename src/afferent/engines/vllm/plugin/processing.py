@@ -26,7 +26,7 @@ from vllm.multimodal.processing.processor import (
 )
 
 from afferent.engines.references import FeaturesReference
-from afferent.engines.vllm.plugin import labels, names
+from afferent.engines.vllm.plugin import labels, mistral, names
 from afferent.engines.vllm.plugin.arena import arena
 from afferent.engines.vllm.positions import check_positions
 from afferent.errors import FormatError
@@ -214,6 +214,7 @@ def factories(stock: Any) -> Any:
     """
 
     def make_info(ctx: Any) -> Any:
+        mistral.open_handles(ctx.tokenizer)
         info = stock.info(ctx)
         info.__class__ = _info_class(info.__class__)
         return info
