@@ -511,7 +511,8 @@ def test_the_fingerprint_follows_family_and_settings(tmp_path: Path) -> None:
 
 
 def test_what_engines_are_told() -> None:
-    assert {"image_grid_thw", "video_grid_thw", "second_per_grid_ts"} == POSITION_FEATURES
+    grids = {"image_grid_thw", "video_grid_thw", "second_per_grid_ts", "audio_feature_lengths"}
+    assert grids == POSITION_FEATURES
     seeing_themselves = {
         model_type
         for entry in ENTRIES

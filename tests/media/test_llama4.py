@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 from torch.nn.functional import interpolate, pad
 from transformers.image_utils import SizeDict
 
+from afferent.builtin.engine.model.runner import Runner
 from afferent.conformance import CHECKS_OF_FAMILIES, check_family
-from afferent.errors import UnsupportedMedia
+from afferent.errors import UnsupportedMedia, UnsupportedModel
 from afferent.media.decoded import DecodedAudio, DecodedImage
 from afferent.media.families.family import MediaTokens
 from afferent.media.families.llama4 import Llama4Family
@@ -226,3 +227,8 @@ def test_pillows_rule_differs_little(folder: Path) -> None:
 @pytest.mark.parametrize("name", CHECKS_OF_FAMILIES)
 def test_family_keeps_its_promises(name: str, folder: Path) -> None:
     check_family(name, known(folder), sizes=[(64, 48), (33, 200), (250, 90), (1, 1)])
+
+
+def test_built_in_engine_refuses_it(folder: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="not all layers"):
+        Runner(folder, known(folder))

@@ -13,9 +13,11 @@ import torch
 from PIL import Image
 from transformers import AutoImageProcessor, WhisperFeatureExtractor
 
+from afferent.builtin.engine.model.runner import Runner
 from afferent.conformance import CHECKS_OF_FAMILIES, check_family
-from afferent.errors import InvalidMedia, UnsupportedMedia
+from afferent.errors import ConfigError, InvalidMedia, UnsupportedMedia, UnsupportedModel
 from afferent.media.decoded import Array, DecodedAudio, Media
+from afferent.media.families.family import longest_prompt, read_json
 from afferent.media.families.omni import OmniFamily
 from afferent.media.families.registry import describe
 from afferent.media.headers.probe import AudioHeader, VideoHeader
@@ -184,3 +186,12 @@ def test_another_window_of_the_encoder(tmp_path: Path) -> None:
 def test_a_clip_of_another_medium(folder: Path) -> None:
     family = known(folder)
     assert family.plan(AudioHeader(8_000, 1, 8_000)) == family.plan(AudioHeader(16_000, 2, 16_000))
+
+
+def test_longest_prompt_is_the_thinkers(folder: Path) -> None:
+    assert longest_prompt(read_json(folder / "config.json")) == 2048
+
+
+def test_built_in_engine_refuses_them(folder: Path) -> None:
+    with pytest.raises((ConfigError, UnsupportedModel)):
+        Runner(folder, known(folder))

@@ -17,7 +17,7 @@ import pytest
 from tests.server import Server
 from tests.vllm.render_requests import HERMES, MISTRAL, PATHS, Request, request, use_template
 from tests.vllm.servers import SHAPES, TOOLS, Stock
-from tests.vllm.tiny_models import IMAGES
+from tests.vllm.tiny_models import BOTH, IMAGES
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
@@ -52,13 +52,13 @@ def _shapes(folder: Path) -> None:
         (folder / file.name).symlink_to(file)
 
 
-@pytest.fixture(params=["shapes", *IMAGES, *_WITH_TOOLS])
+@pytest.fixture(params=["shapes", *IMAGES, *BOTH, *_WITH_TOOLS])
 def both(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str, str]]:
     """A model with or without a template for tools, and the URLs of vLLM's renderer and of ours."""
     folder = tmp_path / "tiny"
     folder.mkdir()
     family, _, style = request.param.partition("-")
-    make: Callable[[Path], None] = {"shapes": _shapes, **IMAGES}[family]
+    make: Callable[[Path], None] = {"shapes": _shapes, **IMAGES, **BOTH}[family]
     make(folder)
     if style:
         use_template(folder, _TEMPLATES[style])

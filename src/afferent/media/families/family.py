@@ -141,9 +141,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a model's config that is about its language model."""
-    text = config.get("text_config")
-    return text if isinstance(text, dict) else config
+    """Return the part of a model's config that is about its language model.
+
+    A model that also speaks has it in the part of its thinker.
+    """
+    thinker = config.get("thinker_config")
+    whole = thinker if isinstance(thinker, dict) else config
+    text = whole.get("text_config")
+    return text if isinstance(text, dict) else whole
 
 
 def longest_prompt(config: Mapping[str, Any]) -> int | None:

@@ -24,7 +24,7 @@ from afferent.builtin.engine.model.rehearsal import Rehearsal
 from afferent.builtin.engine.model.sampling import Wanted, choose, logprobs
 from afferent.builtin.engine.model.shards import keep_shard
 from afferent.engines.protocol import Chosen, EngineInfo, SamplingExtra
-from afferent.errors import ConfigError, InternalError, UnsupportedModel
+from afferent.errors import ConfigError, InternalError, UnsupportedModel, in_a_line
 from afferent.media.families.adapter import AdapterFamily
 from afferent.media.families.family import Family, read_json
 from afferent.media.families.tokens import special_names
@@ -281,7 +281,7 @@ def load_model(folder: Path) -> Any:
     """Load a model with its weights into this machine's memory, with code of `transformers` alone.
 
     Raises:
-        ConfigError: Some of its weights are missing.
+        ConfigError: Some of its weights or files are missing.
         UnsupportedModel: The engine does not support its kind.
     """
     config, auto = _config_of(folder)
@@ -294,9 +294,12 @@ def load_model(folder: Path) -> Any:
         )
     # Without code of the folder's own, and without pickles.
     safe: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True}
-    model, loaded = auto.from_pretrained(
-        folder, config=config, dtype="auto", output_loading_info=True, **safe
-    )
+    try:
+        model, loaded = auto.from_pretrained(
+            folder, config=config, dtype="auto", output_loading_info=True, **safe
+        )
+    except OSError as error:
+        raise ConfigError(f"the model in {folder} can't be loaded: {in_a_line(error)}") from error
     if missing := sorted(loaded["missing_keys"]):
         raise ConfigError(
             f"the weights in {folder} lack {len(missing)} of the model's tensors: {missing[0]}, ..."
