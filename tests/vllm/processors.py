@@ -39,7 +39,7 @@ _SIZES = (
 )
 _RATE_HZ = 16_000
 _TOLERANCES = {torch.float32: (1e-5, 1e-6), torch.bfloat16: (1e-3, 2**-7)}
-"""Absolute and relative tolerance of floats: the last bit. A pixel that differs by 1 of 255 would
+"""Absolute and relative tolerance of floats. A pixel that differs by 1 of 255 would
 differ by 0.003 or more in float32. Integers and bytes are equal.
 """
 

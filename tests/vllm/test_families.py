@@ -19,7 +19,7 @@ from tests.media_files import make_audio, make_video, tone
 from tests.server import Server
 from tests.vllm.models_page import read_table
 from tests.vllm.servers import Stock, run_inside
-from tests.vllm.tiny_models import BOTH, CLIPS, FILMS, IMAGES, widen_heads
+from tests.vllm.tiny_models import BOTH, BY_BYTES, CLIPS, FILMS, IMAGES, widen_heads
 
 pytestmark = pytest.mark.vllm
 
@@ -130,6 +130,7 @@ CASES = [
     *((make, ask_both, {"image", "audio"}, _MOST_OF_BOTH) for make in BOTH.values()),
     *((make, ask_videos, {"image", "video"}, '{"image":4,"video":2}') for make in FILMS.values()),
 ]
+CASES_BY_BYTES = [(make, ask, {"image"}, '{"image":4}') for make in BY_BYTES.values()]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,9 @@ def test_features_are_the_inputs_that_vllm_makes(
 
 
 @pytest.mark.parametrize(
-    ("make", "asks", "kinds", "most"), CASES, ids=[*IMAGES, *CLIPS, *BOTH, *FILMS]
+    ("make", "asks", "kinds", "most"),
+    [*CASES, *CASES_BY_BYTES],
+    ids=[*IMAGES, *CLIPS, *BOTH, *FILMS, *BY_BYTES],
 )
 def test_as_stock_answers(
     make: Callable[[Path], None],
@@ -173,8 +176,11 @@ def test_as_stock_answers(
         found = [_answer(server.url, each) for each in asked]
         assert [_rendered(server.url, each) for each in asked] == rendered
         ways = {k: v for k, v in server.metrics().items() if "upstream_items" in k}
-    way = 'afferent_upstream_items_total{{modality="{}",way="features"}}'
-    assert {name for name, number in ways.items() if number} == {way.format(kind) for kind in kinds}
+    way = "bytes" if make in BY_BYTES.values() else "features"
+    name = 'afferent_upstream_items_total{{modality="{}",way="{}"}}'
+    assert {each for each, number in ways.items() if number} == {
+        name.format(kind, way) for kind in kinds
+    }
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.tokens == theirs.tokens
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-3)
