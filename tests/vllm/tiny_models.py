@@ -242,6 +242,9 @@ FILMS: dict[str, Callable[[Path], None]] = {
 }
 BOTH: dict[str, Callable[[Path], None]] = {
     "qwen2_5_omni": _with_audio(families.make_qwen2_5_omni),
+}
+NOT_SERVED: dict[str, Callable[[Path], None]] = {
     "qwen3_omni": _with_audio(families.make_qwen3_omni),
 }
+"""Models with which vLLM did not start on a CPU: only the encoder's inputs are compared."""
 CLIPS: dict[str, Callable[[Path], None]] = {"qwen2_audio": _with_audio(families.make_qwen2_audio)}
