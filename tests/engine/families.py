@@ -582,7 +582,12 @@ def make_qwen3_omni(folder: Path) -> None:
         "audio_config": {"downsample_hidden_size": 16, "n_window_infer": 200},
     }
     _make_omni(
-        folder, Qwen3OmniMoeConfig, Qwen3OmniMoeThinkerForConditionalGeneration, thinker, **EXPERTS
+        folder,
+        Qwen3OmniMoeConfig,
+        Qwen3OmniMoeThinkerForConditionalGeneration,
+        thinker,
+        **EXPERTS,
+        num_experts=4,
     )
 
 
