@@ -145,9 +145,7 @@ def test_features_are_the_inputs_that_vllm_makes(
 ) -> None:
     """Prompt and inputs of the encoder are equal, to the last bit of images."""
     make(tmp_path)
-    done = run_inside("tests.vllm.processors", str(tmp_path), "200")
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "are equal" in done.stdout
+    assert "are equal" in run_inside("tests.vllm.processors", str(tmp_path), "200")
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ class VllmUpstream(HttpUpstreamKind[VllmSettings, VllmLink]):
             ConfigError: They may have others.
         """
         model_type = str(read_json(model_folder / "config.json").get("model_type"))
-        same = engine_facts(model_type).bits_of.get(self.name, ())
+        same = engine_facts(model_type).compared_with.get(self.name, ())
         if settings.engine_hashes != "afferent" and model_type not in same:
             raise ConfigError(
                 f"--engine-hashes {settings.engine_hashes}: features of a {model_type} here are "

@@ -216,5 +216,5 @@ _TYPES = tuple(_RESOLUTIONS)
 ENTRY = Entry(
     model_types=_TYPES,
     describe=describe,
-    engine=EngineFacts(compared_with={"vllm": _TYPES}, bits_of={"vllm": _TYPES}),
+    engine=EngineFacts(compared_with={"vllm": _TYPES}),
 )

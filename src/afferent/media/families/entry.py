@@ -27,9 +27,8 @@ class EngineFacts:
             that an item has to be computed at once.
         compared_with: Types of models whose answers from these features were compared with those
             of an upstream from the same media, by the upstream's name (``vllm``). Behind that
-            upstream, features replace the media of such models.
-        bits_of: Those of these types whose images have features of the same bits as the upstream's
-            own, so that both may have one name in a cache.
+            upstream, features replace the media of such models. Those of images have the same bits
+            as the upstream's own, so that both may have one name in a cache.
         encoder_inputs: Functions, by the upstream's name, for models whose encoder takes other
             inputs there than in `transformers`.
         sharded_like: For language models without a sharding plan, by their ``model_type``: the type
@@ -40,7 +39,6 @@ class EngineFacts:
     items_see_themselves: bool = False
     sharded_like: Mapping[str, str] = field(default_factory=dict)
     compared_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    bits_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     encoder_inputs: Mapping[str, EncoderInputs] = field(default_factory=dict)
 
 

@@ -70,7 +70,6 @@ ENTRY = Entry(
     engine=EngineFacts(
         items_see_themselves=True,
         compared_with={"vllm": ("gemma3",)},
-        bits_of={"vllm": ("gemma3",)},
         encoder_inputs={"vllm": _inputs_of_vllm},
     ),
 )

@@ -186,7 +186,6 @@ ENTRY = Entry(
     describe=describe,
     engine=EngineFacts(
         compared_with={"vllm": _TYPES},
-        bits_of={"vllm": _TYPES},
         encoder_inputs={"vllm": _inputs_of_vllm},
     ),
 )

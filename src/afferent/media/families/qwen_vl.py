@@ -310,6 +310,5 @@ ENTRY = Entry(
         position_features=frozenset({"image_grid_thw", "video_grid_thw", "second_per_grid_ts"}),
         sharded_like={"qwen3_vl_text": "qwen3"},
         compared_with={"vllm": tuple(GENERATIONS)},
-        bits_of={"vllm": tuple(GENERATIONS)},
     ),
 )
