@@ -243,8 +243,8 @@ FILMS: dict[str, Callable[[Path], None]] = {
 BOTH: dict[str, Callable[[Path], None]] = {
     "qwen2_5_omni": _with_audio(families.make_qwen2_5_omni),
 }
-NOT_SERVED: dict[str, Callable[[Path], None]] = {
+NOT_ASKED: dict[str, Callable[[Path], None]] = {
     "qwen3_omni": _with_audio(families.make_qwen3_omni),
 }
-"""Models with which vLLM did not start on a CPU: only the encoder's inputs are compared."""
+"""Models whose answers were not compared yet, but only the encoder's inputs."""
 CLIPS: dict[str, Callable[[Path], None]] = {"qwen2_audio": _with_audio(families.make_qwen2_audio)}
