@@ -23,9 +23,11 @@ from afferent.errors import StoreFull
 from afferent.store.block import codec
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.server import StoreServer
+from afferent.store.protocol.items import Find
 from afferent.store.state.region import DEFAULT_SHARES
 from afferent.types import MiB, ObjectKind
 from tests.server import wait_until
+from tests.store.outcomes import handle_of
 
 KEYS = [keys.digest(b"item %d" % number) for number in range(4)]
 ABSENT = keys.digest(b"absent")
@@ -294,3 +296,16 @@ def test_thread_survives_any_error(
 
     monkeypatch.setattr(quarantine, "is_active", fails_once)
     assert secure(pins, "r", KEYS[:1])
+
+
+def test_report_encoded_ends_the_pins_of_requests_that_allow_it(
+    store: DaemonStore, pins: StepPins
+) -> None:
+    put(store)
+    handles = [handle_of(each) for each in store.acquire("r", [Find(key) for key in KEYS])]
+    store.release_early("r", handles)
+    pins.report_encoded([*(bytes(32) for _ in range(5000)), *KEYS])
+    wait_until(lambda: store.stat().held_nbytes == 0)
+    assert store.check_pins("r", handles)
+    store.release("r")
+    assert not store.check_pins("r", handles)
