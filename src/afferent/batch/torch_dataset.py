@@ -21,6 +21,8 @@ from afferent.store.block import torch_tensors
 from afferent.types import Modality
 
 if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
     from afferent.batch.media_sources import Source
 
 _IGNORED: Final = -100
@@ -49,7 +51,13 @@ class PreparedSample:
     media: tuple[ItemFeatures | SharedItem, ...]
 
 
-class FeatureDataset:
+if TYPE_CHECKING:
+    _Dataset = Dataset[PreparedSample]
+else:
+    _Dataset = object  # torch is imported by the program that has a use for it
+
+
+class FeatureDataset(_Dataset):
     """Data set for a `DataLoader` of PyTorch, of any start method: samples with features.
 
     It fits ``DataLoader(dataset, collate_fn=Collator(features))``. An item that can't be used
