@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -26,6 +27,15 @@ def test_each_has_its_own(media: list[bytes], num_workers: int) -> None:
     assert digests == [keys.digest(data) for data in media]
 
 
+def test_another_function_is_applied_to_each() -> None:
+    digester = Digester(2)
+    try:
+        found = asyncio.run(digester.apply(lambda data: bytes(data[:3]), LARGE))
+    finally:
+        digester.close()
+    assert found == [data[:3] for data in LARGE]
+
+
 @pytest.mark.parametrize(
     ("media", "num_workers", "num_threads"),
     [
@@ -43,11 +53,11 @@ def test_threads_are_for_what_is_worth_them(
 ) -> None:
     parts = []
 
-    def each(part: list[bytes]) -> list[bytes]:
+    def each(work: Callable[[bytes], bytes], part: list[bytes]) -> list[bytes]:
         parts.append(threading.current_thread().name)
-        return [keys.digest(data) for data in part]
+        return [work(data) for data in part]
 
-    monkeypatch.setattr(digest, "_digest_each", each)
+    monkeypatch.setattr(digest, "_each", each)
     digester = Digester(num_workers)
     try:
         asyncio.run(digester.digest_all(media))

@@ -11,7 +11,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-END = (-1).to_bytes(8, "big", signed=True)
+END, NOT_ANSWERED = ((-number).to_bytes(8, "big", signed=True) for number in (1, 2))
 _ANSWER_S = 20.0
 
 
@@ -104,14 +104,26 @@ class ItemReader:
             self.seq = seq
 
 
-async def ask(requests: zmq.asyncio.Socket, frames: Sequence[bytes]) -> list[tuple[int, bytes]]:
-    """Send a request; return the numbers and batches of its answer."""
+async def ask(
+    requests: zmq.asyncio.Socket, frames: Sequence[bytes], *, pause_s: float = 0.0
+) -> list[tuple[int, bytes]]:
+    """Send a request; return the numbers and batches of its answer.
+
+    Args:
+        pause_s: Pause before each message.
+
+    Raises:
+        LookupError: It is not answered.
+    """
     await requests.send_multipart([b"", *frames])
     answer = []
     async with asyncio.timeout(_ANSWER_S):
         while True:
+            await asyncio.sleep(pause_s)
             empty, _, packed, payload = await requests.recv_multipart()
             assert empty == b""
             if packed == END:
                 return answer
+            if packed == NOT_ANSWERED:
+                raise LookupError("the request could not be answered")
             answer.append((int.from_bytes(packed, "big"), payload))

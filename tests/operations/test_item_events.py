@@ -18,6 +18,7 @@ import zmq
 
 from afferent.errors import ConfigError
 from afferent.operations.item_events import publisher as publisher_module
+from afferent.operations.item_events.event_messages import ItemRemoved
 from afferent.operations.item_events.launch import requests_endpoint
 from afferent.operations.item_events.publisher import Publisher, follow
 from afferent.store.client.async_store import AsyncDaemonStore
@@ -243,7 +244,7 @@ async def test_find_returns_items_that_are_stored(server: StoreServer, tmp_path:
         reader = here.reader()
         requests = reader.socket(zmq.DEALER, reader.requests)
         wanted = [name.encode() for name, _ in sorted(names(3, 1))]
-        answer = await ask(requests, [b"find", *wanted, b"ff" * 32, b"no digits", b""])
+        answer = await ask(requests, [b"find", *wanted, b"ff" * 32, b"no digits", b"", b"ab" * 65])
         for _, payload in answer:
             reader.apply(payload)
         assert set(reader.items) == names(1, 3)
@@ -253,20 +254,82 @@ async def test_find_returns_items_that_are_stored(server: StoreServer, tmp_path:
 
 @pytest.mark.parametrize(
     "frames",
-    [[], [b""], [b"list", b"more"], [b"find" + b"x" * 10_000], [b"1234567"], [b"find", b"ab" * 65]],
-    ids=str,
+    [
+        *([b"list", b"more"], [b"find" + b"x" * 10_000], [b"1234567"], [b""]),
+        [b"find", *[b"ab" * 32] * 4097],
+    ],
+    ids=lambda frames: f"{frames[0][:10]!r} {len(frames)}",
 )
 @in_loop
-async def test_malformed_request_gets_an_empty_answer_or_none(
+async def test_malformed_request_is_not_answered(
     server: StoreServer, tmp_path: Path, frames: list[bytes]
 ) -> None:
     async with site(server, tmp_path) as here:
         reader = here.reader()
         requests = reader.socket(zmq.DEALER, reader.requests)
-        await requests.send_multipart([b"", *frames])
-        other = reader.socket(zmq.DEALER, reader.requests)
+        with pytest.raises(LookupError):
+            await ask(requests, frames)
         await here.put(1)
-        assert len(await ask(other, [b"list"])) == 2
+        assert len(await ask(requests, [b"list"])) == 2
+        reader.close()
+
+
+@in_loop
+async def test_request_without_a_frame_is_no_request(server: StoreServer, tmp_path: Path) -> None:
+    async with site(server, tmp_path) as here:
+        reader = here.reader()
+        requests = reader.socket(zmq.DEALER, reader.requests)
+        await requests.send_multipart([b"x"])
+        with pytest.raises(LookupError):
+            await ask(requests, [])
+        reader.close()
+
+
+@in_loop
+async def test_request_while_the_store_is_gone_is_not_answered(
+    server: StoreServer, tmp_path: Path
+) -> None:
+    async with site(server, tmp_path) as here:
+        reader = here.reader()
+        requests = reader.socket(zmq.DEALER, reader.requests)
+        await here.put(1)
+        server.close()
+        with pytest.raises(LookupError):
+            await ask(requests, [b"list"])
+        reader.close()
+
+
+@in_loop
+async def test_slow_client_gets_its_whole_answer_beside_others(
+    server: StoreServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The socket could take messages for the idle client, and reports a full queue of the other."""
+    monkeypatch.setattr(publisher_module, "_MAX_QUEUED", 2)
+    async with site(server, tmp_path) as here:
+        reader = here.reader()
+        idle = reader.socket(zmq.DEALER, reader.requests)
+        assert len(await ask(idle, [b"list"])) == 1
+        first = here.publisher._seq
+        await here.publisher.publish([ItemRemoved("0" * 64, ObjectKind.FEATURES)] * 256 * 400)
+        slow = reader.socket(zmq.DEALER, reader.requests, receives=1)
+        answer = await ask(slow, [first.to_bytes(8, "big")], pause_s=0.002)
+        assert [seq for seq, _ in answer][:401] == list(range(first, first + 401))
+        reader.close()
+
+
+@in_loop
+async def test_replay_buffer_has_the_latest_batches(
+    server: StoreServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher_module, "_MAX_REPLAYED", 5)
+    async with site(server, tmp_path) as here:
+        for _ in range(20):
+            await here.publisher.publish([])
+        reader = here.reader()
+        requests = reader.socket(zmq.DEALER, reader.requests)
+        answer = await ask(requests, [(0).to_bytes(8, "big")])
+        assert len(answer) == 5
+        assert answer[-1][0] >= here.publisher._seq - 1
         reader.close()
 
 
@@ -275,15 +338,13 @@ async def test_client_that_reads_no_answer_delays_others_for_a_moment_only(
     server: StoreServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publisher_module, "_MAX_QUEUED", 2)
-    monkeypatch.setattr(publisher_module, "_ANSWER_TIMEOUT_MS", 100)
+    monkeypatch.setattr(publisher_module, "_ANSWER_TIMEOUT_S", 0.1)
     async with site(server, tmp_path) as here:
-        await here.publisher.publish([])
+        for _ in range(5000):
+            await here.publisher.publish([])
         reader = here.reader()
         deaf = reader.socket(zmq.DEALER, reader.requests, receives=1)
-        first = here.publisher._seq
-        await until(lambda: here.publisher._seq > first + 5)
-        for _ in range(50):
-            await deaf.send_multipart([b"", (0).to_bytes(8, "big")])
+        await deaf.send_multipart([b"", (0).to_bytes(8, "big")])
         requests = reader.socket(zmq.DEALER, reader.requests)
         await here.put(1)
         assert len(await ask(requests, [b"list"])) == 2

@@ -478,3 +478,31 @@ def test_what_was_cut_out_and_is_no_media_comes_back() -> None:
     text = b'{"a": {"data": "m:0"}, "b": "m:1"}'
     others = {"m:0": b"QUJD", "m:1": b"data:x;base64,QQ=="}
     assert restore(text, others) == b'{"a": {"data": "QUJD"}, "b": "data:x;base64,QQ=="}'
+
+
+FUNCTION = {"type": "function", "name": "look"}
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "expected"),
+    [
+        (CHAT, {}, True),
+        (CHAT, {"n": 1, "use_beam_search": False, "best_of": None}, True),
+        (CHAT, {"n": 2}, False),
+        (CHAT, {"best_of": 3}, False),
+        (CHAT, {"use_beam_search": True}, False),
+        (CHAT, {"tools": [FUNCTION, {"function": {}}]}, True),
+        (CHAT, {"tools": None}, True),
+        (CHAT, {"tools": [FUNCTION, {"type": "web_search"}]}, False),
+        (CHAT, {"tools": "malformed"}, False),
+        ("/pooling", {}, False),
+    ],
+)
+def test_prompt_that_is_processed_several_times_is_not_read_once(
+    path: str, options: dict[str, Any], expected: bool
+) -> None:
+    part = {"type": "image_url", "image_url": {"url": "http://x/a.png"}}
+    body = {"messages": [{"role": "user", "content": [part]}], **options}
+    found = find(json.dumps(body).encode(), path)
+    assert len(found.places) == 1
+    assert found.is_read_once is expected

@@ -13,12 +13,14 @@ import itertools
 import logging
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
 from afferent import keys
+from afferent.admission.shares import NAMELESS, Share
 from afferent.errors import AfferentError
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.client.settle import settle
@@ -98,12 +100,27 @@ class Ahead:
         self._announced: Encoder | None = None
         self._looked_s = float("-inf")
 
-    async def fetch_announced(self, num_rows: Mapping[ContentKey, int]) -> list[Span]:
-        """Call `fetch` for the announced encoder; do nothing while none is announced."""
+    async def fetch_announced(
+        self,
+        num_rows: Mapping[ContentKey, int],
+        *,
+        names: Mapping[ContentKey, bytes] = MappingProxyType({}),
+        share: Share = NAMELESS,
+    ) -> list[Span]:
+        """Call `fetch` for the announced encoder; do nothing while none is announced.
+
+        Args:
+            num_rows: As for `fetch`.
+            names: Names of items in events and lookups, where they are not the keys.
+            share: Share of the tenant that the items belong to.
+        """
         lease = self._new_lease()
         try:
             encoder = await self._find_announced(lease)
-            return [] if encoder is None else await self._fetch(lease, num_rows, encoder)
+            if encoder is None:
+                return []
+            self._store.introduce(lease, share)
+            return await self._fetch(lease, num_rows, encoder, names)
         except AfferentError as error:
             log.info("embeddings were not fetched", extra={"reason": error.code})
             return []
@@ -124,7 +141,7 @@ class Ahead:
         """
         lease = self._new_lease()
         try:
-            return await self._fetch(lease, num_rows, encoder)
+            return await self._fetch(lease, num_rows, encoder, {})
         except AfferentError as error:
             log.info("embeddings were not fetched", extra={"reason": error.code})
             return []
@@ -137,7 +154,11 @@ class Ahead:
         return f"ahead-{next(self._numbers)}"
 
     async def _fetch(
-        self, lease: str, num_rows: Mapping[ContentKey, int], encoder: Encoder
+        self,
+        lease: str,
+        num_rows: Mapping[ContentKey, int],
+        encoder: Encoder,
+        names: Mapping[ContentKey, bytes],
     ) -> list[Span]:
         wanted = [
             Fetch(
@@ -145,7 +166,7 @@ class Ahead:
                 ObjectKind.EMBEDDINGS,
                 number * encoder.row_nbytes + _BESIDE_ROWS_NBYTES,
                 max(1, number * _ENCODE_ROW_US),
-                ItemLabel(name=key),
+                ItemLabel(name=names.get(key) or key),
             )
             for key, number in num_rows.items()
         ]

@@ -117,8 +117,8 @@ class Upstream(Protocol):
     def name_of(self) -> NameOf | None:
         """Function that returns the name of a file in the upstream's caches, of at most 64 bytes.
 
-        It is called for files that the upstream takes as features, without options. An empty name,
-        or no function: the name is the key of the features.
+        It is called, in any thread, for images without options, of which features may be made. An
+        empty name, or no function: the name is the key of the features.
         """
 
     @property

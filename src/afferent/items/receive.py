@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from afferent.media.body.raw import RawMedia
 from afferent.media.headers.probe import (
     Accepted,
     ForwardedHeader,
+    ImageHeader,
     MediaHeader,
     probe_accepted,
     probe_frames,
@@ -257,22 +259,33 @@ class ItemReader:
         digests = [next(made) if raw.digest is None else raw.digest for raw in media]
         came = zip((part.media for part in parts), media, views, digests, strict=True)
         await self._urls.leave(request, list(came))
-        aliases = [
-            self._alias(part, view, header)
-            for part, view, header in zip(parts, views, headers, strict=True)
-        ]
+        aliases = await self._aliases(parts, views, headers)
         del views, new
         trace.stage(start_ns, "digest")
         return [_Received(*each) for each in zip(media, headers, digests, aliases, strict=True)]
 
-    def _alias(
-        self, part: _Part, file: memoryview, header: MediaHeader | ForwardedHeader | None
-    ) -> bytes:
-        """Return the alias of an item that has no options and no name of its client."""
-        is_plain = part.name is None and not self._max_pixels(part.media)
-        if self._name_of is None or not is_plain or isinstance(header, ForwardedHeader):
-            return b""
-        return self._name_of(part.media.modality, file)
+    async def _aliases(
+        self,
+        parts: Sequence[_Part],
+        files: Sequence[memoryview],
+        headers: Sequence[MediaHeader | ForwardedHeader | None],
+    ) -> list[bytes]:
+        """Return the aliases of images that have no options and no name of their client."""
+        aliases = [b""] * len(parts)
+        if self._name_of is None:
+            return aliases
+        plain = [
+            index
+            for index, (part, header) in enumerate(zip(parts, headers, strict=True))
+            if isinstance(header, ImageHeader)
+            and part.name is None
+            and not self._max_pixels(part.media)
+        ]
+        name_of = functools.partial(self._name_of, Modality.IMAGE)
+        named = await self._digester.apply(name_of, [files[index] for index in plain])
+        for index, alias in zip(plain, named, strict=True):
+            aliases[index] = alias
+        return aliases
 
     def _received(self, part: MediaPart) -> RawMedia | None:
         """Return the media that came with the body."""

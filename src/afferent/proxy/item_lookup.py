@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from afferent.errors import AfferentError, BodyTooLarge, BodyTooSlow, InvalidRequest
@@ -62,6 +62,8 @@ class ItemLookup:
             found = await self._store.find_items([bytes.fromhex(name) for name in names])
         except AfferentError as error:
             return refusal(error, request_id)
+        except ClientDisconnect:
+            return Response(status_code=499)
         own = "" if tenant is None else tenant.name
         items = [_described(item) for item in found if item.tenant == own]
         return json_answer({"object": "list", "data": items}, request_id)

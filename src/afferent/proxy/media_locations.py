@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 
 from afferent.errors import InvalidRequest
 from afferent.media.body.cutter import MediaKeys, spelled
@@ -200,6 +201,13 @@ _PATHS: Final = {path: frozenset(_strings(location)) for path, location in TABLE
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _array = msgspec.json.Decoder(list[msgspec.Raw])
 _string = msgspec.json.Decoder(str)
+
+
+class _Tool(Struct):
+    type: str | None = None
+
+
+_tools = msgspec.json.Decoder(list[_Tool] | None)
 _string_or_none = msgspec.json.Decoder(str | None)
 
 
@@ -302,6 +310,7 @@ def find(body: bytes, path: str) -> Document:
         is_read_once = path in ONE_PROMPT
         if finder.places and isinstance(root, dict):
             is_read_once &= all(root.get(key, b"1") in _ONCE for key in _REPEATING_KEYS)
+            is_read_once &= _has_only_functions(root.get("tools", b"[]"))
             options = {
                 key: value
                 for key in OPTION_KEYS
@@ -311,6 +320,18 @@ def find(body: bytes, path: str) -> Document:
         raise InvalidRequest("the body is not valid JSON") from error
     found = root if finder.places else body
     return Document(body, found, finder.places, options, is_read_once=is_read_once)
+
+
+def _has_only_functions(tools: bytes) -> bool:
+    """Whether the client runs all tools of a request.
+
+    With a tool of its own, the upstream reads the prompt again after each call.
+    """
+    try:
+        kinds = [tool.type for tool in _tools.decode(tools) or ()]
+    except msgspec.MsgspecError:
+        return False
+    return all(kind in ("function", "custom", None) for kind in kinds)
 
 
 class _Finder:

@@ -271,7 +271,9 @@ class ReferenceStage:
         if self._ahead is not None:
             rows = {item.key: each.num_embeds for item, each in zip(ready, references, strict=True)}
             start_ns = time.monotonic_ns()
-            if spans := await self._ahead.fetch_announced(rows):
+            names = {item.key: item.alias for item in ready}
+            spans = await self._ahead.fetch_announced(rows, names=names, share=request.share)
+            if spans:
                 trace.add(spans)
                 trace.stage(start_ns, "wait_for_embeddings")
         pinned = {item.key: item.handle for item in ready}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from afferent import keys
@@ -30,13 +30,17 @@ class Digester:
 
     async def digest_all(self, media: Sequence[Bytes]) -> list[bytes]:
         """Return `afferent.keys.digest` of each item; large items do not block the event loop."""
+        return await self.apply(keys.digest, media)
+
+    async def apply(self, digest: Callable[[Bytes], bytes], media: Sequence[Bytes]) -> list[bytes]:
+        """Return the digests of all items by a function; large items do not block the loop."""
         total = sum(map(len, media))
         if self._threads is None or total < _WORTH_A_THREAD_NBYTES:
-            return [keys.digest(data) for data in media]
+            return [digest(data) for data in media]
         loop = asyncio.get_running_loop()
         stripes = stripe(media, max(1, min(self._num_workers, total // _WORTH_A_THREAD_NBYTES)))
         done = await asyncio.gather(
-            *(loop.run_in_executor(self._threads, _digest_each, part) for part in stripes)
+            *(loop.run_in_executor(self._threads, _each, digest, part) for part in stripes)
         )
         digests = [b""] * len(media)
         for start, part in enumerate(done):
@@ -53,5 +57,5 @@ def stripe(items: Sequence[Bytes], num_parts: int) -> list[Sequence[Bytes]]:
     return [items[start::num_parts] for start in range(min(num_parts, len(items)))]
 
 
-def _digest_each(media: Sequence[Bytes]) -> list[bytes]:
-    return [keys.digest(data) for data in media]
+def _each(digest: Callable[[Bytes], bytes], media: Sequence[Bytes]) -> list[bytes]:
+    return [digest(data) for data in media]

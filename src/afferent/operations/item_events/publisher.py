@@ -24,7 +24,7 @@ import zmq
 import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 
-from afferent.errors import AfferentError, ConfigError
+from afferent.errors import AfferentError, ConfigError, FormatError
 from afferent.operations.item_events.event_messages import (
     TOPIC,
     AllItemsCleared,
@@ -36,6 +36,7 @@ from afferent.operations.item_events.event_messages import (
 )
 from afferent.operations.item_events.launch import requests_endpoint
 from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.protocol.items import MAX_NAME_NBYTES
 from afferent.store.protocol.results import StoredItem
 
 log = logging.getLogger(__name__)
@@ -48,12 +49,19 @@ _BATCH_S = 0.01
 """Pause between two reads of changes: more changes then share a batch."""
 _RETRY_S = 0.1
 _MAX_REPLAY_NBYTES = 32 << 20
+_MAX_REPLAYED = 10_000
+"""Batches in the replay buffer; empty ones fill it in an hour."""
+_SENT_AT_ONCE = 64
+"""Batches of an answer that are sent without a pause for other tasks."""
 _MAX_QUEUED = 1000
 """Batches that wait for a slow subscriber; it loses later ones."""
-_ANSWER_TIMEOUT_MS = 2000
+_ANSWER_TIMEOUT_S = 2.0
+"""Longest wait for a client that does not read its answer."""
+_FULL_S = 0.005
 _MAX_REQUEST_NBYTES = 1 << 20
 _MAX_NAMES = 4096
 _END: Final = pack_seq(-1)
+_NOT_ANSWERED: Final = pack_seq(-2)
 
 
 class Publisher:
@@ -62,7 +70,7 @@ class Publisher:
     Invariants:
         - Numbers of batches are consecutive. A publisher that is started again begins with a
           higher one, so that subscribers notice it as they notice lost batches.
-        - The replay buffer has at most `_MAX_REPLAY_NBYTES`, or one batch.
+        - The replay buffer has at most `_MAX_REPLAYED` batches with `_MAX_REPLAY_NBYTES`, or one.
     """
 
     def __init__(self, endpoint: str, *, key: str = "") -> None:
@@ -104,7 +112,7 @@ class Publisher:
             self._seq += 1
             self._batches.append((self._seq, batch))
             self._replay_nbytes += len(batch)
-            while self._replay_nbytes > _MAX_REPLAY_NBYTES and len(self._batches) > 1:
+            while self._is_buffer_full():
                 self._replay_nbytes -= len(self._batches.popleft()[1])
             self._published_s = time.monotonic()
             await self._events.send_multipart([TOPIC, pack_seq(self._seq), batch])
@@ -121,15 +129,50 @@ class Publisher:
         while True:
             client, *frames = await self._requests.recv_multipart()
             try:
-                async for seq, batch in self._answer(store, frames):
-                    await self._send(client, seq, batch)
-                await self._requests.send_multipart([client, b"", b"", _END, b""])
+                await self._answer(store, client, frames)
             except zmq.ZMQError as error:  # it is gone, or reads nothing
                 log.info("a client of item events got no answer: %s", error)
-            except AfferentError as error:  # its request times out, and it asks again
-                log.warning("a request for items was not answered: %s", error.message)
 
     # Inner steps
+
+    def _is_buffer_full(self) -> bool:
+        is_large = self._replay_nbytes > _MAX_REPLAY_NBYTES or len(self._batches) > _MAX_REPLAYED
+        return is_large and len(self._batches) > 1
+
+    async def _answer(
+        self, store: AsyncDaemonStore, client: bytes, frames: Sequence[bytes]
+    ) -> None:
+        """Send the batches of an answer, and its end."""
+        end, number = _END, 0
+        try:
+            async for seq, batch in self._batches_of(store, frames):
+                await self._send([client, b"", TOPIC, pack_seq(seq), batch])
+                number += 1
+                if number % _SENT_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+        except AfferentError as error:
+            log.warning("a request for items was not answered: %s", error.message)
+            end = _NOT_ANSWERED
+        await self._send([client, b"", b"", end, b""])
+
+    async def _send(self, frames: Sequence[bytes]) -> None:
+        """Send a message; wait a moment for a client whose queue is full.
+
+        The socket does not wait for one client, as it can take messages for others.
+
+        Raises:
+            zmq.ZMQError: The client is gone, or reads nothing.
+        """
+        until_s = time.monotonic() + _ANSWER_TIMEOUT_S
+        while True:
+            try:
+                await self._requests.send_multipart(frames, flags=zmq.NOBLOCK)
+            except zmq.Again:
+                if time.monotonic() > until_s:
+                    raise
+                await asyncio.sleep(_FULL_S)
+            else:
+                return
 
     def _bind(self, kind: int, endpoint: str, *, has_key: bool) -> zmq.asyncio.Socket:
         found = self._context.socket(kind)
@@ -138,8 +181,7 @@ class Publisher:
         if has_key:
             found.setsockopt(zmq.PLAIN_SERVER, 1)
         if kind == zmq.ROUTER:
-            found.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a full queue waits; it loses nothing
-            found.setsockopt(zmq.SNDTIMEO, _ANSWER_TIMEOUT_MS)
+            found.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a full queue is reported
             found.setsockopt(zmq.MAXMSGSIZE, _MAX_REQUEST_NBYTES)
         before = os.umask(0o077)  # for the file of a Unix socket
         try:
@@ -150,16 +192,17 @@ class Publisher:
             os.umask(before)
         return found
 
-    async def _send(self, client: bytes, seq: int, batch: bytes) -> None:
-        await self._requests.send_multipart([client, b"", TOPIC, pack_seq(seq), batch])
-
-    async def _answer(
+    async def _batches_of(
         self, store: AsyncDaemonStore, frames: Sequence[bytes]
     ) -> AsyncIterator[tuple[int, bytes]]:
         """Yield the batches of an answer, with their numbers.
 
         Those of listed and found items have the number of the latest batch: the events after it
         complete them. A list begins with `AllItemsCleared`.
+
+        Raises:
+            FormatError: It is no request.
+            Unavailable: The store is gone.
         """
         match frames:
             case [b"", bytes(start)] if len(start) == len(_END):
@@ -177,7 +220,7 @@ class Publisher:
                 for items in _batched(await store.find_items(_parsed(names))):
                     yield seq, _pack_items(items)
             case _:
-                log.info("a client of item events sent no request: %d frames", len(frames))
+                raise FormatError(f"a request of {len(frames)} frames is unknown")
 
 
 async def follow(store: AsyncDaemonStore, publisher: Publisher) -> None:
@@ -239,4 +282,4 @@ def _parsed(names: Sequence[bytes]) -> list[bytes]:
     for name in names:
         with contextlib.suppress(ValueError):
             found.append(bytes.fromhex(name.decode("ascii", "replace")))
-    return found
+    return [name for name in found if len(name) <= MAX_NAME_NBYTES]

@@ -14,7 +14,8 @@ Payload = Annotated[bytes, Meta(max_length=4096)]
 Sources = Annotated[list[Handle], Meta(max_length=64)]
 
 
-ItemName = Annotated[bytes, Meta(max_length=64)]
+MAX_NAME_NBYTES = 64
+ItemName = Annotated[bytes, Meta(max_length=MAX_NAME_NBYTES)]
 
 
 class ItemLabel(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

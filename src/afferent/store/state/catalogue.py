@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 from typing import Final
 
 from msgspec import structs
@@ -92,7 +93,8 @@ class Catalogue:
 
     def page(self, after: int) -> ItemPage:
         """Return the first items that were stored after a number, at most `MAX_ITEMS`."""
-        found = [(seq, item) for seq, item in self._items.values() if seq > after][: MAX_ITEMS + 1]
+        later = (entry for entry in self._items.values() if entry[0] > after)
+        found = list(islice(later, MAX_ITEMS + 1))
         listed = found[:MAX_ITEMS]
         resume = listed[-1][0] if len(found) > len(listed) else 0
         return ItemPage(self.seq, [_described(item) for _, item in listed], resume)

@@ -103,7 +103,8 @@ class AfferentConnector(ECConnectorBase):
             known.encoded.clear()
         known.num_computed = num_computed_tokens
         if known.end <= num_computed_tokens:
-            self._report(known)
+            if known.end <= request.num_computed_tokens:  # not only found for a waiting request
+                self._report(known)
             return True
         end = num_computed_tokens + self._window
         keys = [
