@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 from transformers import AutoImageProcessor
 
 from afferent import FeaturePlan, Features, Modality
-from afferent.errors import InvalidMedia
+from afferent.errors import InvalidMedia, UnsupportedModel
 from afferent.media.families.family import processor_settings
 from afferent.media.families.registry import describe
 from afferent.media.transforms.normalize import Normalization
@@ -37,7 +37,8 @@ BACKENDS = [
         ),
     ),
 ]
-IMAGE_FAMILIES = [name for name in FAMILIES if name not in ("whisper", "qwen2_audio", "voxtral")]
+_OTHERS = ("whisper", "qwen2_audio", "voxtral", "llama4")
+IMAGE_FAMILIES = [name for name in FAMILIES if name not in _OTHERS]
 
 
 @pytest.fixture(scope="module", params=IMAGE_FAMILIES)
@@ -169,6 +170,15 @@ def test_arithmetic_of_torchvision_is_reproduced_without_it(factor: float) -> No
     assert normalization.floats(values, "fused").tobytes() == fused.numpy().tobytes()
     rescaled = normalization.floats(values, "rescaled")
     assert rescaled.tobytes() == (tensor * factor).numpy().tobytes()
+
+
+def test_model_whose_processor_makes_bfloat16_has_no_float_form(tmp_path: Path) -> None:
+    FAMILIES["llama4"](tmp_path)
+    with Features(tmp_path) as features:
+        image = photo(60, 40)
+        assert features.model_inputs(features.make(image))["pixel_values"].dtype == torch.float32
+        with pytest.raises(UnsupportedModel, match="take the compact form"):
+            features.make(image, form="hf")
 
 
 def test_a_model_without_a_family_uses_its_own_processor(tmp_path: Path) -> None:

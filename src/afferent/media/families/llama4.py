@@ -65,6 +65,9 @@ class Llama4Family(
     num_embeds: int
     is_enlarged: bool
 
+    # The processor's floats are bfloat16, which numpy does not have.
+    processor_inputs = None  # type: ignore[assignment]
+
     def plan(self, header: MediaHeader) -> FeaturePlan:
         header = image_header(header)
         rows, columns = self.grid(header.width, header.height)
