@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from afferent.builtin.apis.rendering.prompt_readers import READERS
@@ -17,6 +21,8 @@ from afferent.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
 from afferent.media.body.received import ReceivedBody
 from afferent.media.families.registry import describe
 from afferent.operations.supervisor.checks import BUILT_IN_MODELS
+from afferent.types import Modality
+from tests.examples import examples
 from tests.vllm.render_requests import HERMES, MISTRAL
 
 SHAPES = BUILT_IN_MODELS / "shapes"
@@ -49,8 +55,11 @@ def hermes(tmp_path: Path) -> Path:
 
 
 def read(path: str, rules: VllmRules = RULES, **body: Any) -> GenerateRequest:
-    text = json.dumps({"model": "tiny", **body}).encode()
-    received = ReceivedBody(text, {}, len(text))
+    return read_text(path, json.dumps({"model": "tiny", **body}), rules)
+
+
+def read_text(path: str, body: str, rules: VllmRules = RULES) -> GenerateRequest:
+    received = ReceivedBody(body.encode(), {}, len(body))
     return READERS[path].read(received, request_id="r", served="tiny", rules=rules)
 
 
@@ -329,6 +338,8 @@ def test_answer_of_messages_is_not_continued(hermes: Path) -> None:
 
 
 USER = [{"role": "user", "content": "?"}]
+SHOWN = {"type": "image_url", "image_url": {"url": PIXEL}}
+NAMESPACE = {"type": "namespace", "name": "n", "tools": [{"type": "function", **FUNCTION}]}
 DEEP: dict[str, Any] = {}
 for _ in range(80):
     DEEP = {"properties": DEEP}
@@ -348,6 +359,8 @@ for _ in range(80):
         (CHAT, {"messages": USER, "continue_final_message": True}, "continue_final_message"),
         (CHAT, {"messages": [{"role": "user", "content": [1]}]}, "messages[0]"),
         (CHAT, {"messages": [{"role": "user", "content": [{"text": 1}]}]}, "messages[0]"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": ["x"]}]}]}, "messages[0]"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": {"a": 1}}]}]}, "messages[0]"),
         (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0]"),
         (
             CHAT,
@@ -356,6 +369,17 @@ for _ in range(80):
         ),
         (RESPONSES, {"input": [{"type": "function_call", "call_id": "c"}]}, "input[0]"),
         (RESPONSES, {"input": "?", "tools": [{"type": "function"}]}, "tools"),
+        (RESPONSES, {"input": [{"role": "user", "content": [{"type": [1]}]}]}, "messages[0]"),
+        (
+            RESPONSES,
+            {"input": [{"type": "function_call_output", "output": [{"type": [1]}]}]},
+            "messages[0]",
+        ),
+        *(
+            (RESPONSES, {"input": "?", "tools": [{**NAMESPACE, "tools": tools}]}, "tools")
+            for tools in (5, ["a"], "abc")
+        ),
+        (RESPONSES, {"input": "?", "tools": [{**NAMESPACE, "name": [1]}]}, "tools"),
     ],
 )
 def test_invalid_request_is_refused(path: str, body: dict[str, Any], param: str) -> None:
@@ -444,3 +468,229 @@ def test_template_for_tools_is_the_one_with_this_name(tmp_path: Path) -> None:
     }
     assert text_of(folder, read(CHAT, **body)) == f"{IMAGE}plain"
     assert text_of(folder, read(CHAT, **body, tools=[TOOL])) == f"{IMAGE}tools"
+
+
+def test_read_input_of_call_nested_deeply_is_refused_or_dropped() -> None:
+    """Some depths pass the decoder of the body, and no step after it."""
+    called = {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "HERE"}
+    text = json.dumps({"model": "tiny", "input": [called]})
+    for depth in range(64, 1024):
+        nested = text.replace('"HERE"', "[" * depth + "]" * depth)
+        if depth < 512:
+            with pytest.raises(InvalidRequest):
+                read_text(RESPONSES, nested)
+            continue
+        with suppress(InvalidRequest):
+            (message,) = read_text(RESPONSES, nested).messages
+            assert message.extra["tool_calls"][0]["function"]["arguments"] == {}
+
+
+@pytest.mark.parametrize("role", ["<|image_pad|>", "\ue000", "\ue0007\ue000"])
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+def test_build_role_with_token_of_media_is_plain_text(hermes: Path, path: str, role: str) -> None:
+    turn = {"role": role, "content": [SHOWN, *text("?")]}
+    request = read(path, **{"messages" if path == CHAT else "input": [turn]})
+    assert f"[{role}]{IMAGE}?" in text_of(hermes, request)
+    (placeholder,) = builder_of(hermes).build(request.messages, [(1,)]).placeholders
+    assert placeholder.length == 1
+
+
+@pytest.mark.parametrize(
+    ("messages", "options"),
+    [
+        # The texts of the system are merged, and its images are lost.
+        (
+            [
+                {"role": "system", "content": [SHOWN]},
+                *USER,
+                {"role": "developer", "content": "Be short."},
+            ],
+            {},
+        ),
+        # The prompt ends with the last text.
+        (
+            [*USER, {"role": "assistant", "content": [*text("it is "), SHOWN]}],
+            {"add_generation_prompt": False, "continue_final_message": True},
+        ),
+    ],
+)
+def test_build_item_that_the_template_leaves_out_raises_invalid_request(
+    hermes: Path, messages: list[dict[str, Any]], options: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidRequest, match="0 of the 1 media"):
+        text_of(hermes, read(CHAT, messages=messages, **options))
+
+
+def test_build_arguments_with_half_a_surrogate_pair_raises_invalid_request(hermes: Path) -> None:
+    function = {"name": "f", "arguments": '{"a": "\\ud800"}'}
+    turn = {"role": "assistant", "tool_calls": [{"function": function, "type": "function"}]}
+    with pytest.raises(InvalidRequest, match="surrogate pair"):
+        text_of(hermes, read(CHAT, messages=[*USER, turn]))
+
+
+CALLED = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+SOURCE = {"type": "base64", "media_type": "image/png", "data": "aa", "url": ""}
+COMMON = {"tool_choice": "auto", "chat_template_kwargs": {"a": 1}, "cache_salt": "s"}
+COMPLETE: dict[str, dict[str, Any]] = {
+    CHAT: {
+        **COMMON,
+        "tools": [{**TOOL, "function": {**FUNCTION, "strict": True}, "defer_loading": True}],
+        "documents": [{"title": "a", "text": "b"}],
+        "reasoning_effort": "low",
+        "add_generation_prompt": True,
+        "continue_final_message": False,
+        "messages": [
+            {"role": "system", "content": "?", "name": "n"},
+            {
+                "role": "user",
+                "content": [
+                    "?",
+                    {"type": "text", "text": "?"},
+                    {"type": "refusal", "refusal": "?"},
+                    {"type": "image_url", "image_url": {"url": PIXEL, "detail": "low"}},
+                    {"type": "input_image", "image_url": PIXEL},
+                ],
+            },
+            {"role": "assistant", "content": None, "reasoning": "?", "tool_calls": [CALLED]},
+            {"role": "tool", "tool_call_id": "c", "content": text("?")},
+            {"role": "developer", "content": "?", "tools": [TOOL]},
+        ],
+    },
+    MESSAGES: {
+        **COMMON,
+        "tool_choice": {"type": "auto"},
+        "max_tokens": 1,
+        "system": text("?"),
+        "tools": [{"name": "f", "input_schema": SCHEMA, "description": "d", "strict": True}],
+        "output_config": {"effort": "low"},
+        "thinking": {"type": "enabled"},
+        "messages": [
+            {"role": "user", "content": [{"type": "image", "source": SOURCE}, *text("?")]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "?"},
+                    {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "c",
+                        "content": [*text("?"), {"type": "image", "source": SOURCE}],
+                    }
+                ],
+            },
+            {
+                "role": "system",
+                "content": [
+                    {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "f"}}
+                ],
+            },
+        ],
+    },
+    RESPONSES: {
+        **COMMON,
+        "instructions": "?",
+        "tools": [
+            {"type": "function", **FUNCTION},
+            {"type": "custom", "name": "f", "description": "d"},
+            NAMESPACE,
+        ],
+        "reasoning": {"effort": "low"},
+        "input": [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "input_image", "image_url": PIXEL, "detail": "low"},
+                    {"type": "input_text", "text": "?"},
+                ],
+            },
+            {"type": "reasoning", "summary": text("?"), "content": text("?")},
+            {
+                "type": "function_call",
+                "call_id": "c",
+                "name": "f",
+                "arguments": "{}",
+                "namespace": "n",
+            },
+            {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "?"},
+            {"type": "function_call_output", "call_id": "c", "output": "?"},
+            {"type": "message", "role": "assistant", "status": "completed", "content": text("?")},
+        ],
+    },
+}
+"""Request of each API with most of the keys that change a prompt."""
+OTHER_MEDIA = {
+    "role": "user",
+    "content": [
+        {"type": "input_audio", "input_audio": {"data": "aa", "format": "wav"}, "uuid": "u"},
+        {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,aa"}, "uuid": "u"},
+        {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,aa"}, "uuid": "u"},
+    ],
+}
+
+
+def broken(whole: Any, value: str) -> Iterator[str]:
+    """Yield the JSON of ``whole`` with ``value`` at the place of each value in it, in turn."""
+    if isinstance(whole, dict | list):
+        entries = list(whole.items() if isinstance(whole, dict) else enumerate(whole))
+        texts = [json.dumps(each) for _, each in entries]
+        for index, (_, each) in enumerate(entries):
+            for changed in (value, *broken(each, value)):
+                parts = [*texts[:index], changed, *texts[index + 1 :]]
+                if isinstance(whole, list):
+                    yield f"[{','.join(parts)}]"
+                else:
+                    names = map(json.dumps, whole)
+                    yield f"{{{','.join(map(':'.join, zip(names, parts, strict=True)))}}}"
+
+
+_words = st.sampled_from(["", "text", "tool", "system", "assistant", "developer", "image_url"])
+_odd = st.sampled_from(["<|image_pad|>", "\ue000", "\ue0000\ue000", "\ud800", PIXEL])
+_numbers = st.integers() | st.floats() | st.sampled_from([10**400, 1e308])
+_values = st.recursive(
+    st.none() | st.booleans() | _numbers | _words | _odd | st.text(max_size=3),
+    lambda each: st.lists(each, max_size=3) | st.dictionaries(_words | _odd, each, max_size=3),
+    max_leaves=5,
+).map(json.dumps)
+_deep = st.sampled_from([7, 60, 70, 900, 970, 990]).map(lambda depth: "[" * depth + "]" * depth)
+_any_json = _values | _deep
+anywhere = _any_json | _any_json.map(json.dumps)
+
+
+@pytest.fixture(scope="module")
+def hermes_builder(tmp_path_factory: pytest.TempPathFactory) -> PromptBuilder:
+    return builder_of(folder_with(tmp_path_factory.mktemp("hermes"), HERMES))
+
+
+@pytest.mark.parametrize("path", COMPLETE)
+def test_complete_requests_have_a_prompt(path: str, hermes_builder: PromptBuilder) -> None:
+    request = read(path, **COMPLETE[path])
+    assert hermes_builder.build(request.messages, [(1,)] * 9, request.template).token_ids
+
+
+@pytest.mark.parametrize("path", COMPLETE)
+@examples(60, storm=1000)
+@given(value=anywhere)
+def test_read_any_json_at_any_key_gives_a_prompt_or_invalid_request(
+    path: str, value: str, hermes_builder: PromptBuilder
+) -> None:
+    for body in broken({"model": "tiny", **COMPLETE[path]}, value):
+        with suppress(InvalidRequest):
+            request = read_text(path, body)
+            assert all(part.modality == Modality.IMAGE for part in request.media)
+            written = [(1,)] * len(request.media)
+            assert hermes_builder.build(request.messages, written, request.template).token_ids
+
+
+@examples(60, storm=1000)
+@given(value=anywhere)
+def test_read_any_json_in_parts_of_other_media_gives_a_request_or_invalid_request(
+    value: str,
+) -> None:
+    for body in broken({"model": "tiny", "messages": [OTHER_MEDIA]}, value):
+        with suppress(InvalidRequest):
+            assert read_text(CHAT, body).messages

@@ -94,7 +94,8 @@ class PromptBuilder:
             tenant: Tenant of the messages.
 
         Raises:
-            InvalidRequest: The model's chat template refuses the messages.
+            InvalidRequest: The model's chat template refuses the messages or leaves out an item, or
+                a text is not valid Unicode.
         """
         options = options or TemplateOptions()
         marked = (
@@ -121,7 +122,11 @@ class PromptBuilder:
                 placeholders[index] = self._open(kind, written[index], token_ids)
                 spans[index] = Placeholder(start, len(token_ids) - start)
         if len(placeholders) != len(media):
-            raise InternalError("the chat template does not name each item once")
+            raise InvalidRequest(
+                f"the model's chat template shows {len(placeholders)} of the {len(media)} media "
+                "of these messages: move the others into messages of the user",
+                param=Param.MESSAGES,
+            )
         in_order = range(len(media))
         return Prompt(token_ids, [placeholders[i] for i in in_order], [spans[i] for i in in_order])
 
@@ -210,7 +215,9 @@ class PromptBuilder:
                 case TextPart(text):
                     content.append({"type": "text", "text": self._quote(text, quoted)})
         is_known = message.role != "tool" or self._template.has_tool_role or self._as_vllm
-        written = {"role": message.role if is_known else "user", "content": content}
+        # The renderer for vLLM takes any role, which a template may write.
+        role = self._quote(message.role, quoted) if is_known else "user"
+        written = {"role": role, "content": content}
         return written | self._quote_in(message.extra, quoted) if message.extra else written
 
     def _quote(self, text: str, quoted: list[str]) -> str:
@@ -238,13 +245,21 @@ class PromptBuilder:
         token_ids: list[int] = []
         for index, piece in enumerate(rendered.split(STAND_IN)):
             if index % 2:
-                encoding = self._plain_tokenizer.encode(
-                    quoted[int(piece)], add_special_tokens=False
-                )
+                token_ids += _tokens_of(quoted[int(piece)], self._plain_tokenizer)
             else:
-                encoding = self._tokenizer.encode(piece, add_special_tokens=False)
-            token_ids += encoding.ids
+                token_ids += _tokens_of(piece, self._tokenizer)
         return token_ids
+
+
+def _tokens_of(text: str, tokenizer: Tokenizer) -> list[int]:
+    try:
+        token_ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    except TypeError as error:
+        raise InvalidRequest(
+            "a text of the messages has half of a surrogate pair, which is no Unicode character",
+            param=Param.MESSAGES,
+        ) from error
+    return token_ids
 
 
 def _ids(tokens: MediaTokens) -> tuple[int, ...]:

@@ -113,13 +113,12 @@ class PromptReader(Generic[T]):
             max_tokens=request.answer_tokens,
             cache_salt=request.cache_salt or "",
         )
-        found = request.content(media, rules)
-        if isinstance(found, Conversation):
-            messages = messages_of(found.turns, media)
-            options = _options(found, request.chat_template_kwargs or {}, messages)
-            generate = structs.replace(generate, messages=messages, template=options)
-        else:
-            generate = structs.replace(generate, prompt=found)
+        try:
+            generate = _with_content(generate, request, media, rules)
+        except RecursionError as error:
+            raise InvalidRequest(
+                f"a value of the request is nested more than {_MAX_DEPTH} deep"
+            ) from error
         schema.check_all_taken(media, "messages")
         return generate
 
@@ -132,6 +131,18 @@ class PromptReader(Generic[T]):
                     f"{name} is not supported: prompts are those of the server's own settings",
                     param=name,
                 )
+
+
+def _with_content(
+    generate: GenerateRequest, request: PromptRequest, media: dict[str, RawMedia], rules: VllmRules
+) -> GenerateRequest:
+    """Add the conversation or the prompt; media of the messages are removed from ``media``."""
+    found = request.content(media, rules)
+    if not isinstance(found, Conversation):
+        return structs.replace(generate, prompt=found)
+    messages = messages_of(found.turns, media)
+    options = _options(found, request.chat_template_kwargs or {}, messages)
+    return structs.replace(generate, messages=messages, template=options)
 
 
 _names_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -24,6 +24,8 @@ from afferent.builtin.pipeline.request import VllmRules
 from afferent.errors import InvalidRequest, UnsupportedParameter
 from afferent.media.body.raw import RawMedia
 
+T = TypeVar("T")
+
 _BEGUN = ("in_progress", "incomplete")
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _FREE_TEXT = {
@@ -39,6 +41,11 @@ _FREE_TEXT = {
 
 class _Effort(Struct):
     effort: str | None = None
+
+
+class _Namespace(Struct):
+    name: str
+    tools: list[dict[str, Any]] | None = None
 
 
 class ResponsesPrompt(PromptRequest, kw_only=True):
@@ -95,18 +102,23 @@ def _tools(given: Sequence[dict[str, Any]]) -> Tools | None:
             case "custom":
                 functions.append(_function({**tool, "parameters": _FREE_TEXT}))
             case "namespace":
-                named = [each for each in tool.get("tools") or () if each.get("type") == "function"]
-                functions += [_function(each, f"{tool.get('name')}__") for each in named]
+                space = _converted(tool, _Namespace)
+                named = [each for each in space.tools or () if each.get("type") == "function"]
+                functions += [_function(each, f"{space.name}__") for each in named]
     return [function.as_tool() for function in functions]
 
 
 def _function(tool: dict[str, Any], prefix: str = "") -> Function:
-    try:
-        function = msgspec.convert(tool, Function)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"a tool: {error}", param="tools") from error
+    function = _converted(tool, Function)
     function.name = prefix + function.name
     return function
+
+
+def _converted(tool: dict[str, Any], kind: type[T]) -> T:
+    try:
+        return msgspec.convert(tool, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"a tool: {error}", param="tools") from error
 
 
 def _add(turns: list[Turn], item: dict[str, Any], where: str) -> None:

@@ -85,6 +85,8 @@ def _part(given: Any, media: dict[str, RawMedia], where: str) -> Part | None:
     if not isinstance(given, dict):
         raise InvalidRequest(f"a part of {where} is neither text nor an object", param=where)
     kind = given.get("type") or next((each for each in (*_MEDIA, *_TEXTS) if each in given), None)
+    if not isinstance(kind, str | None):
+        raise InvalidRequest(f"the type of a part of {where} is no string", param=where)
     if kind in _TEXTS:
         text = given.get(_TEXTS[kind])
         if not isinstance(text, str | None):
