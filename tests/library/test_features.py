@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import io
 import multiprocessing
@@ -12,7 +13,9 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ from afferent import (
     SharedItem,
     StoreServer,
 )
+from afferent.batch import worker_pool
 from afferent.errors import (
     AfferentError,
     ConfigError,
@@ -43,6 +47,7 @@ from afferent.errors import (
     StaleHandle,
     StoreFull,
     StoreUnavailable,
+    Unavailable,
     UnsupportedMedia,
 )
 from tests.hostile_images import hostile_images
@@ -198,6 +203,34 @@ def test_the_error_of_one_item_is_raised(pool: Features, tmp_path: Path) -> None
             features.make(17)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "a\0b.png",
+        "a\ud800.png",
+        np.zeros((0, 5, 3), np.uint8),
+        Image.new("RGB", (5, 0)),
+        memoryview(b"abcdef")[::2],
+        memoryview(np.zeros((0, 3))),
+    ],
+    ids=["zero byte", "surrogate", "empty array", "empty image", "strides", "empty view"],
+)
+def test_an_item_that_libraries_refuse_fails_alone(pool: Features, source: Any) -> None:
+    good = files(1)[0]
+
+    async def in_loop() -> list[Any]:
+        async with AsyncFeatures(SHAPES, where=pool.address) as features:
+            return [each async for each in features.make_many([source, good])]
+
+    with Features(SHAPES) as here:
+        expected = here.make(good)
+        batches = [list(each.make_many([source, good])) for each in (here, pool)]
+    for failed, result in [*batches, list(pool.share_many([source, good])), asyncio.run(in_loop())]:
+        assert isinstance(failed, FailedItem)
+        assert isinstance(failed.error, InvalidMedia)
+        assert_same(result.features() if isinstance(result, SharedItem) else result, expected)
+
+
 def test_failed_items_name_their_file(tmp_path: Path) -> None:
     (tmp_path / "bad.jpg").write_bytes(b"\xff\xd8\xff")
     with Features(SHAPES) as features:
@@ -303,6 +336,24 @@ def test_an_abandoned_batch_leaves_nothing_pinned(pool: Features) -> None:
         asyncio.run(until(lambda: store.stat().held_nbytes == 0))
 
 
+def test_a_batch_does_not_release_the_items_of_another_one(pool: Features, tmp_path: Path) -> None:
+    """The files are gone once they are submitted, so that no item can be made again."""
+    ours, others = files(4, width=110), files(4, width=120)
+    paths = [tmp_path / f"{number}.jpg" for number in range(4)]
+    for path, data in zip(paths, ours, strict=True):
+        path.write_bytes(data)
+    batch = pool.make_many(paths, in_flight=4)
+    results = [next(batch)]
+    for path in paths:
+        path.unlink()
+    with ThreadPoolExecutor(1) as thread:
+        assert len(thread.submit(made, pool.make_many(others, in_flight=4)).result()) == 4
+    results += batch
+    with Features(SHAPES) as here:
+        for one, source in zip(made(results), ours, strict=True):
+            assert_same(one, here.make(source))
+
+
 def test_progress_is_reported_after_each_item() -> None:
     seen: list[Progress] = []
     with Features(SHAPES) as features:
@@ -377,6 +428,52 @@ def test_a_pool_whose_zygote_is_killed_starts_again() -> None:
             if number == 10:
                 os.kill(zygote, signal.SIGKILL)
         assert len(made(results)) == len(sources)
+
+
+def failing_spawn(monkeypatch: pytest.MonkeyPatch, *, times: int) -> list[OSError]:
+    """Have the next starts of workers fail; return the errors that were raised."""
+    raised: list[OSError] = []
+    spawn = worker_pool.spawn
+
+    def fail_first(*arguments: Any, **options: Any) -> Any:
+        if len(raised) < times:
+            raised.append(OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
+            raise raised[-1]
+        return spawn(*arguments, **options)
+
+    monkeypatch.setattr(worker_pool, "spawn", fail_first)
+    return raised
+
+
+def test_a_pool_that_can_not_be_restarted_for_a_moment_starts_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with fresh_pool() as (features, zygote):
+        raised = failing_spawn(monkeypatch, times=1)
+        os.kill(zygote, signal.SIGKILL)
+        assert len(made(features.make_many(files(20)))) == 20
+        asyncio.run(until(lambda: len(raised) == 1))
+        assert len(made(features.make_many(files(30)))) == 30
+
+
+def test_items_of_a_pool_that_has_ended_fail_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = files(60)
+    with fresh_pool() as (features, zygote):
+        raised = failing_spawn(monkeypatch, times=100)
+        results = features.make_many(sources, in_flight=8)
+        assert isinstance(next(results), ItemFeatures)
+        os.kill(zygote, signal.SIGKILL)
+        start_s = time.monotonic()
+        failed = [each for each in results if isinstance(each, FailedItem)]
+        assert time.monotonic() - start_s < 30  # three starts, one a second
+        assert len(raised) == 3
+        assert len(failed) > 40
+        assert {type(each.error) for each in failed} == {Unavailable}
+        for call in (features.make, features.share):
+            with pytest.raises(Unavailable, match=os.strerror(errno.EAGAIN)):
+                call(sources[0])
+        with pytest.raises(Unavailable, match=os.strerror(errno.EAGAIN)):
+            features.make_many(sources)
 
 
 def test_no_item_is_lost_when_the_store_is_killed() -> None:
@@ -590,6 +687,26 @@ def test_coroutines_give_the_same(where: str) -> None:
                 assert all(isinstance(each, SharedItem) for each in shared)
             with pytest.raises(UnsupportedMedia):
                 await features.make(b"bad")
+
+    asyncio.run(main())
+
+
+def test_coroutines_wait_for_space_that_their_own_call_has() -> None:
+    """The files of all items don't fit beside each other; those of the submitted ones do."""
+    sources = [encoded(photo(300, 300, number), "PNG") for number in range(12)]
+    assert sum(map(len, sources)) > 2 * MiB * 0.2
+
+    async def main() -> None:
+        async with AsyncFeatures(SHAPES, where="pool", num_workers=1, arena_nbytes=2 * MiB) as few:
+            assert few.features.address is not None
+            results = [each async for each in few.make_many(sources, in_flight=100)]
+            assert len(made(results)) == len(sources)
+            num_shared = 0
+            async for item in few.share_many(sources, in_flight=4):
+                assert isinstance(item, SharedItem), item
+                item.release()
+                num_shared += 1
+            assert num_shared == len(sources)
 
     asyncio.run(main())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,36 @@ def test_a_file_that_is_named_twice_is_refused(folder: Path) -> None:
     done = run("shapes", folder / "0.jpg", folder, "--out", "x.safetensors")
     assert done.returncode == 2
     assert "twice" in done.stderr
+
+
+def test_a_file_whose_name_is_not_utf8_is_refused_before_the_work(
+    folder: Path, tmp_path: Path
+) -> None:
+    (folder / os.fsdecode(b"a\xff.jpg")).write_bytes((folder / "0.jpg").read_bytes())
+    done = run("shapes", folder, "--here", "--out", tmp_path / "x.safetensors")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "\\udcff.jpg" in done.stderr
+    assert "UTF-8" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+def test_names_that_a_file_can_not_have_are_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    values = np.arange(3)
+    with SafetensorsFile(path, {}) as file:
+        file.add("a", {"values": values})
+        for name, words in (("a", "already"), (os.fsdecode(b"a\xff"), "UTF-8")):
+            with pytest.raises(ConfigError, match=words):
+                file.add(name, {"values": values + 1})
+        file.add("b", {"values": values + 2})
+    found = load_file(path)
+    assert {name: list(each) for name, each in found.items()} == {
+        "a/values": [0, 1, 2],
+        "b/values": [2, 3, 4],
+    }
+    with pytest.raises(ConfigError, match="UTF-8"):
+        SafetensorsFile(path, {"model": os.fsdecode(b"\xff")})
 
 
 def begin_and_fail(path: Path) -> None:

@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from afferent.batch.feature_maker import Features
 from afferent.batch.item_features import FailedItem, Form, ItemFeatures, Progress
-from afferent.batch.item_routes import RETRIED_FOR_S, RETRY_S, failed_item, is_lost
+from afferent.batch.item_routes import (
+    RETRIED_FOR_S,
+    RETRY_S,
+    failed_item,
+    is_lost,
+    most_submitted_nbytes,
+)
 from afferent.batch.workplace import HERE, STORE_NAME, check_form
-from afferent.errors import AfferentError, ConfigError
+from afferent.errors import AfferentError, ConfigError, StoreFull
 from afferent.runtime.tasks import in_thread
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
@@ -62,6 +68,7 @@ class AsyncFeatures:
         self._features: Features | None = None
         self._store: AsyncDaemonStore | None = None
         self._steps: StoreSteps | None = None
+        self._max_nbytes = 0
 
     async def open(self) -> None:
         """Load the model, and start or find the processes that make features.
@@ -77,6 +84,7 @@ class AsyncFeatures:
             connecting = AsyncDaemonStore.connect(address, name=STORE_NAME, writable=True)
             self._store = await connecting
             self._steps = features._workplace.steps_over(self._store)
+            self._max_nbytes = most_submitted_nbytes(await self._store.stat())
 
     async def close(self) -> None:
         """End the pool, or the connection to the server."""
@@ -118,28 +126,11 @@ class AsyncFeatures:
         modality: Modality | None = None,
     ) -> ItemFeatures:
         """Return the features of one item; see `Features.make`."""
-        features, steps = self.features, self._steps
-        if steps is None:
-            return await in_thread(
-                lambda: features.make(source, form=form, tensors=tensors, modality=modality)
-            )
-        check_form(form, tensors)
-        submitted = await self._submit(steps, source, form, modality, may_wait=True)
-        arrays, prompt = await self._settled(steps, submitted, steps.collect(submitted))
-        return await in_thread(
-            lambda: features._workplace.finished(
-                arrays, prompt, submitted.key, form=form, tensors=tensors
-            )
-        )
+        return await self._make(source, form, tensors, modality, self._new_space())
 
     async def share(self, source: Source, *, modality: Modality | None = None) -> SharedItem:
         """Return a reference to the features of one item in the store; see `Features.share`."""
-        features, steps = self.features, self._steps
-        if steps is None:
-            return await in_thread(lambda: features.share(source, modality=modality))
-        submitted = await self._submit(steps, source, "compact", modality, may_wait=False)
-        tree = await self._settled(steps, submitted, steps.pin(submitted))
-        return features._workplace.shared(submitted.key, tree)
+        return await self._share(source, modality, self._new_space())
 
     def make_many(
         self,
@@ -161,9 +152,10 @@ class AsyncFeatures:
             in_flight: Likewise; in this process, the items that threads make at a time.
             progress: Called after each item.
         """
+        space = self._new_space()
 
         def make(source: Source) -> Awaitable[ItemFeatures]:
-            return self.make(source, form=form, tensors=tensors, modality=modality)
+            return self._make(source, form, tensors, modality, space)
 
         self.features._workplace.model.family_for(form)
         return self._many(sources, make, in_flight, progress)
@@ -177,9 +169,10 @@ class AsyncFeatures:
         progress: Callable[[Progress], None] | None = None,
     ) -> AsyncIterator[SharedItem | FailedItem]:
         """Yield references to the features of many items, in order; see `Features.share_many`."""
+        space = self._new_space()
 
         def share(source: Source) -> Awaitable[SharedItem]:
-            return self.share(source, modality=modality)
+            return self._share(source, modality, space)
 
         return self._many(sources, share, in_flight, progress)
 
@@ -197,12 +190,46 @@ class AsyncFeatures:
 
     # Inside
 
+    def _new_space(self) -> _Space:
+        return _Space(self._max_nbytes)
+
+    async def _make(
+        self,
+        source: Source,
+        form: Form,
+        tensors: codec.Library,
+        modality: Modality | None,
+        space: _Space,
+    ) -> ItemFeatures:
+        features, steps = self.features, self._steps
+        if steps is None:
+            return await in_thread(
+                lambda: features.make(source, form=form, tensors=tensors, modality=modality)
+            )
+        check_form(form, tensors)
+        submitted = await self._submit(steps, source, form, modality, space, may_wait=True)
+        arrays, prompt = await self._settled(steps, submitted, steps.collect(submitted), space)
+        return await in_thread(
+            lambda: features._workplace.finished(
+                arrays, prompt, submitted.key, form=form, tensors=tensors
+            )
+        )
+
+    async def _share(self, source: Source, modality: Modality | None, space: _Space) -> SharedItem:
+        features, steps = self.features, self._steps
+        if steps is None:
+            return await in_thread(lambda: features.share(source, modality=modality))
+        submitted = await self._submit(steps, source, "compact", modality, space, may_wait=False)
+        tree = await self._settled(steps, submitted, steps.pin(submitted), space)
+        return features._workplace.shared(submitted.key, tree)
+
     async def _submit(
         self,
         steps: StoreSteps,
         source: Source,
         form: Form,
         modality: Modality | None,
+        space: _Space,
         *,
         may_wait: bool,
     ) -> Submitted:
@@ -210,14 +237,22 @@ class AsyncFeatures:
         data, kind, key = await in_thread(
             lambda: features._workplace.file_of(source, form, modality)
         )
-        return await run_awaiting(steps.submit(data, kind, key=key, may_wait=may_wait))
+        return await space.take(
+            lambda is_alone: run_awaiting(
+                steps.submit(data, kind, key=key, may_wait=may_wait and is_alone)
+            )
+        )
 
-    async def _settled(self, steps: StoreSteps, submitted: Submitted, rest: Any) -> Any:
+    async def _settled(
+        self, steps: StoreSteps, submitted: Submitted, rest: Any, space: _Space
+    ) -> Any:
         try:
             return await run_awaiting(rest)
         except asyncio.CancelledError:
             steps.abandon(submitted)
             raise
+        finally:
+            space.release(submitted)
 
     async def _many(
         self,
@@ -249,6 +284,46 @@ class AsyncFeatures:
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
+
+
+class _Space:
+    """Space in the store that the submitted items of one call have.
+
+    Invariants: one item is submitted at a time. It waits while the others have more than the most,
+    and tries again if the store is full and one of the others has been collected.
+    """
+
+    def __init__(self, max_nbytes: int) -> None:
+        self._max_nbytes, self._nbytes, self._num_items = max_nbytes, 0, 0
+        self._turn, self._released = asyncio.Lock(), asyncio.Event()
+
+    async def take(self, submit: Callable[[bool], Awaitable[Submitted]]) -> Submitted:
+        """Submit an item; ``submit`` learns whether no other item of the call is submitted.
+
+        Raises:
+            StoreFull: There is no space, and none will be released by other items of the call.
+        """
+        async with self._turn:
+            while True:
+                self._released.clear()
+                if self._nbytes <= self._max_nbytes:
+                    is_alone = not self._num_items
+                    try:
+                        submitted = await submit(is_alone)
+                    except StoreFull:
+                        if is_alone:
+                            raise
+                    else:
+                        self._nbytes += submitted.nbytes
+                        self._num_items += 1
+                        return submitted
+                await self._released.wait()
+
+    def release(self, submitted: Submitted) -> None:
+        """Note that an item has been collected."""
+        self._nbytes -= submitted.nbytes
+        self._num_items -= 1
+        self._released.set()
 
 
 async def _tried(

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterator
 
 import numpy as np
 
 from afferent.batch.item_features import Form
 from afferent.batch.media_model import MediaModel
-from afferent.batch.media_sources import Source, decode_for, read
-from afferent.errors import AfferentError, InternalError, MediaTooLarge, UnsupportedMedia
+from afferent.batch.media_sources import Source, as_our_error, decode_for, read
+from afferent.errors import UnsupportedMedia
 from afferent.media.decode.audio import decode_audio, probe_audio
 from afferent.media.decode.video import open_video
 from afferent.media.decoded import Array, DecodedAudio, DecodedImage, Media
 from afferent.media.families.plan import FeaturePlan
 from afferent.media.headers.probe import ImageHeader, MediaHeader, check_size, probe_image
 from afferent.types import ContentKey, Modality
-
-log = logging.getLogger(__name__)
 
 
 def make(
@@ -32,7 +29,7 @@ def make(
         UnsupportedModel: The form is not available for the model.
     """
     family = model.family_for(form)
-    with _as_our_error():
+    with as_our_error():
         opened = read(
             source, form=form, sample_rate_hz=model.family.sample_rate_hz, limits=model.limits
         )
@@ -57,7 +54,7 @@ def header_of(
     Raises:
         InvalidMedia: The item can't be used.
     """
-    with _as_our_error():
+    with as_our_error():
         opened = read(
             source, form=form, sample_rate_hz=model.family.sample_rate_hz, limits=model.limits
         )
@@ -102,28 +99,12 @@ def _taken(model: MediaModel, media: DecodedImage | DecodedAudio) -> Iterator[Me
 
 
 def _checked(model: MediaModel, media: DecodedImage | DecodedAudio) -> DecodedImage | DecodedAudio:
-    """Return decoded media that the model takes, within the limits.
+    """Return decoded media that the model takes.
 
     Raises:
-        InvalidMedia: The model does not take them, or they exceed a limit.
+        UnsupportedMedia: The model does not take them.
     """
     modality = Modality.IMAGE if isinstance(media, DecodedImage) else Modality.AUDIO
     if modality not in model.family.tokens:
         raise UnsupportedMedia(f"the model takes no {modality}")
-    if isinstance(media, DecodedImage):
-        check_size(media.header.width, media.header.height, model.limits)
     return media
-
-
-@contextlib.contextmanager
-def _as_our_error() -> Iterator[None]:
-    """Raise an error of `afferent.errors` for any error of a decoder, so that a batch goes on."""
-    try:
-        yield
-    except AfferentError:
-        raise
-    except MemoryError as error:
-        raise MediaTooLarge("the item takes more memory to decode than there is") from error
-    except Exception as error:
-        log.exception("an item could not be processed")
-        raise InternalError("an item could not be processed") from error

@@ -22,6 +22,7 @@ from afferent.errors import (
 from afferent.store.block import codec
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.client.steps import run
+from afferent.store.protocol.results import Statistics
 from afferent.types import Modality, ObjectKind
 
 if TYPE_CHECKING:
@@ -129,6 +130,11 @@ def _collected(entry: _Entry[Ticket], route: Route[Ticket, Any]) -> Any:
         entry = _submitted(entry.index, entry.source, route, may_wait=True)
 
 
+def most_submitted_nbytes(statistics: Statistics) -> int:
+    """Return the space that submitted items of a call may have: half of that for features."""
+    return statistics.kinds[ObjectKind.FEATURES].capacity_nbytes // 2
+
+
 def is_lost(error: AfferentError) -> bool:
     """Whether an item was lost with its store, which may come back."""
     is_other = isinstance(error, VersionMismatch)
@@ -171,7 +177,7 @@ class _ThroughStore(Route["Submitted", Result]):
     def __init__(self, store: DaemonStore, workplace: Workplace, options: ResultOptions) -> None:
         self._workplace, self._options = workplace, options
         self._steps = workplace.steps_over(store)
-        self._max_nbytes = store.stat().kinds[ObjectKind.FEATURES].capacity_nbytes // 2
+        self._max_nbytes = most_submitted_nbytes(store.stat())
 
     def submit(self, source: Any, *, may_wait: bool) -> Submitted:
         data, kind, key = self._workplace.file_of(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import logging
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +19,7 @@ from PIL import Image, ImageOps
 from afferent.batch.item_features import Form
 from afferent.batch.media_model import image_header_of
 from afferent.config import Limits
-from afferent.errors import InvalidMedia, MediaTooLarge
+from afferent.errors import AfferentError, InternalError, InvalidMedia, MediaTooLarge
 from afferent.media.decode.image import decode_image
 from afferent.media.decode.pillow import copy_rgb
 from afferent.media.decoded import DecodedAudio, DecodedImage
@@ -28,6 +31,8 @@ from afferent.wording import shown
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image | NDArray[np.generic]
 """Path of a file, its bytes, a PIL image, pixels ``(height, width, 3)``, or samples ``(n,)``."""
 
+log = logging.getLogger(__name__)
+
 _GREY16: Final = bytes((16, 0))
 _GREY16_AT: Final = slice(24, 26)
 """Bit depth and colour type of a PNG file."""
@@ -38,6 +43,20 @@ def path_of(source: object) -> str | None:
     return os.fspath(source) if isinstance(source, str | os.PathLike) else None
 
 
+@contextlib.contextmanager
+def as_our_error() -> Iterator[None]:
+    """Raise an error of `afferent.errors` for any error of a decoder, so that a batch goes on."""
+    try:
+        yield
+    except AfferentError:
+        raise
+    except MemoryError as error:
+        raise MediaTooLarge("the item takes more memory to decode than there is") from error
+    except Exception as error:
+        log.exception("an item could not be processed")
+        raise InternalError("an item could not be processed") from error
+
+
 def read(
     source: Source, *, form: Form, sample_rate_hz: int, limits: Limits
 ) -> memoryview | DecodedImage | DecodedAudio:
@@ -46,23 +65,25 @@ def read(
     Args:
         form: A PIL image with 16 bits is converted as this form requires.
         sample_rate_hz: Rate of an array of samples.
-        limits: Limits of a file's size.
+        limits: Limits of a file's size, and of an image's.
 
     Raises:
         InvalidMedia: It can't be read, or is no image or clip.
-        MediaTooLarge: The file is larger than any item may be.
+        MediaTooLarge: The file is larger than any item may be, or the image exceeds a limit.
     """
     match source:
         case str() | os.PathLike():
             return memoryview(_read_file(source, limits))
         case bytes() | bytearray() | memoryview():
-            return memoryview(source).cast("B")
+            return _flat(source)
         case Image.Image():
+            check_size(source.width, source.height, limits)
             return DecodedImage(_rgb(source, form))
         case np.ndarray() if source.ndim == 1:
             return DecodedAudio(_samples(source), sample_rate_hz)
         case np.ndarray():
-            image_header_of(source)
+            header = image_header_of(source)
+            check_size(header.width, header.height, limits)
             return DecodedImage(np.ascontiguousarray(source, np.uint8))
     raise InvalidMedia(
         f"{shown(source)} is no item: give a path, the bytes of a file, a PIL image or an array"
@@ -135,6 +156,18 @@ def _read_file(path: str | os.PathLike[str], limits: Limits) -> bytes:
         if "://" in name:
             raise InvalidMedia(f"{name} is a URL, which is not fetched: give its bytes") from error
         raise InvalidMedia(f"{name} can't be read: {error.strerror}") from error
+    except ValueError as error:  # it contains a zero byte, or is no text of the file system
+        raise InvalidMedia(f"{name!r} is no path: {error}") from error
+
+
+def _flat(data: bytes | bytearray | memoryview) -> memoryview:
+    """Return the bytes of a file in a row."""
+    try:
+        return memoryview(data).cast("B")
+    except (TypeError, ValueError) as error:
+        raise InvalidMedia(
+            f"the bytes of a file must be contiguous ({error}): give bytes(view)"
+        ) from error
 
 
 def _rgb(image: Image.Image, form: Form) -> NDArray[np.uint8]:

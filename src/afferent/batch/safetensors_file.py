@@ -42,6 +42,20 @@ _ALIGNMENT: Final = 8
 _PIECE_NBYTES: Final = 1 << 24
 
 
+def check_name(name: str) -> None:
+    """Check that a name can be in a safetensors file, whose names are UTF-8.
+
+    Raises:
+        ConfigError: It can't.
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{name!r} can't be a name in a safetensors file, because it is not UTF-8: rename it"
+        ) from error
+
+
 class SafetensorsFile:
     """New safetensors file; it appears under its name when it is complete.
 
@@ -56,10 +70,12 @@ class SafetensorsFile:
             metadata: Texts for its ``__metadata__``.
 
         Raises:
-            ConfigError: Its folder can't be written to.
+            ConfigError: Its folder can't be written to, or a text is not UTF-8.
         """
+        for text in metadata.values():
+            check_name(text)
         self._path, self._metadata = path, dict(metadata)
-        self._entries: list[_Entry] = []
+        self._entries: dict[str, _Entry] = {}
         self._nbytes = dict.fromkeys(_WIDTHS, 0)
         with contextlib.ExitStack() as opened:
             try:
@@ -75,14 +91,19 @@ class SafetensorsFile:
         """Write tensors as ``name/tensor``.
 
         Raises:
+            ConfigError: The name is not UTF-8, or the file has such a tensor already.
             OSError: The disk is full.
         """
+        check_name(name)
+        for key in tensors:
+            if f"{name}/{key}" in self._entries:
+                raise ConfigError(f"{name}/{key} is in the file already: name each item once")
         for key, tensor in tensors.items():
             data, width = np.ascontiguousarray(tensor), tensor.dtype.itemsize
             self._data[width].write(data.tobytes())
             start = self._nbytes[width]
             self._nbytes[width] = start + data.nbytes
-            self._entries.append(_Entry(f"{name}/{key}", data.dtype.name, data.shape, start))
+            self._entries[f"{name}/{key}"] = _Entry(data.dtype.name, data.shape, start)
 
     def finish(self) -> None:
         """Write the table and the tensors under the file's name.
@@ -110,11 +131,11 @@ class SafetensorsFile:
             starts[width] = start
             start += self._nbytes[width]
         table: dict[str, Any] = {"__metadata__": self._metadata}
-        for entry in self._entries:
+        for name, entry in self._entries.items():
             width = np.dtype(entry.dtype).itemsize
             begin = starts[width] + entry.start
             end = begin + width * math.prod(entry.shape)
-            table[entry.name] = {
+            table[name] = {
                 "dtype": _DTYPES[entry.dtype],
                 "shape": entry.shape,
                 "data_offsets": (begin, end),
@@ -141,7 +162,6 @@ class SafetensorsFile:
 class _Entry:
     """Tensor that begins at ``start`` among those of its width."""
 
-    name: str
     dtype: str
     shape: tuple[int, ...]
     start: int

@@ -44,6 +44,7 @@ from afferent.types import (
 
 _PLAN_TAG = b"afferent/plan/v1"
 _WAIT_FOR_SPACE_S = 60.0
+_numbers = itertools.count()  # concurrent calls share a connection, which knows requests by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,6 @@ class StoreSteps:
             timeout_s: Longest wait for the features of one item.
         """
         self._verbs, self._model, self._timeout_s = verbs, model, timeout_s
-        self._next = itertools.count().__next__
 
     def submit(
         self, data: memoryview, modality: Modality, *, key: ContentKey, may_wait: bool
@@ -85,7 +85,7 @@ class StoreSteps:
             StoreFull: There is no space now.
             ArenaTooSmall: The arena is too small for the item.
         """
-        request = f"features-{self._next()}"
+        request = f"features-{next(_numbers)}"
         try:
             return (yield from self._begin(request, data, modality, key, may_wait=may_wait))
         except BaseException:

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from afferent.config import Limits
-from afferent.errors import ConfigError
+from afferent.errors import ConfigError, Unavailable
 from afferent.media.families.registry import AnyFamily
 from afferent.media.workers.launch import ENV, POOL, PoolSettings
 from afferent.runtime.process import REFUSED, Child, LogSettings, Status, spawn
@@ -30,13 +30,15 @@ _MEMORY_NBYTES: Final = 1024 * MiB
 _START_TIMEOUT_S: Final = 120.0
 _MAX_FAILED_STARTS: Final = 3
 _RESTART_S: Final = 0.05
+_RESTART_FAILED_S: Final = 1.0
 
 
 class WorkerPool:
     """Store and preprocess workers as children of this process.
 
     Invariants: a thread starts the workers' zygote and waits for it: children die with the thread
-    that started them. It restarts a zygote that dies, and gives up after three failed starts.
+    that started them. It restarts a zygote that dies, and gives up after three failed starts. Then
+    it ends the store, so that no client waits for workers that don't come back.
     """
 
     def __init__(
@@ -66,15 +68,14 @@ class WorkerPool:
         self._log = LogSettings(level="error", format="text")
         self._ready, self._stop = threading.Event(), threading.Event()
         self._child: Child | None = None
-        self._is_serving = False
+        self._is_serving = self._has_given_up = False
         self._last_report = ""
         self._keeper = threading.Thread(target=self._run, name="worker-pool", daemon=True)
         self._keeper.start()
         self._ready.wait(_START_TIMEOUT_S)
         if not self._is_serving:
             self.close()
-            why = self._last_report or "standard error says why"
-            raise ConfigError(f"the pool of workers did not start: {why}")
+            raise ConfigError(f"the pool of workers did not start: {self._why}")
 
     @property
     def address(self) -> str:
@@ -92,6 +93,22 @@ class WorkerPool:
         child = self._child
         return 0 if child is None else child.pid
 
+    def check(self) -> None:
+        """Check that workers run, or will run again.
+
+        Raises:
+            Unavailable: They have ended for good.
+        """
+        if self._has_given_up:
+            raise Unavailable(
+                f"the pool of workers has ended, and can't be started again: {self._why}. Create a "
+                "new Features"
+            )
+
+    @property
+    def _why(self) -> str:
+        return self._last_report or "standard error says why"
+
     def close(self) -> None:
         """End all processes; memory is freed with its last user."""
         if self._stop.is_set():
@@ -106,12 +123,22 @@ class WorkerPool:
         try:
             self._keep()
         finally:
+            self._has_given_up = not self._stop.is_set()
             self._ready.set()
+            if self._has_given_up:
+                self._server.close()
 
     def _keep(self) -> None:
         failures = 0
         while not self._stop.is_set() and failures < _MAX_FAILED_STARTS:
-            child = spawn("preprocess", POOL, self._settings, log=self._log, env=dict(ENV))
+            try:
+                child = spawn("preprocess", POOL, self._settings, log=self._log, env=dict(ENV))
+            except OSError as error:  # out of descriptors or memory, perhaps for a moment
+                failures += 1
+                self._last_report = str(error.strerror)
+                log.warning("the pool of workers can't be started: %s", error.strerror)
+                self._stop.wait(_RESTART_FAILED_S)
+                continue
             self._child = child
             if self._stop.is_set():
                 child.popen.terminate()

@@ -134,7 +134,7 @@ class Workplace:
         Raises:
             ConfigError: There is no store.
             NotPermitted: It was closed.
-            StoreUnavailable: The store is gone.
+            Unavailable: The store is gone, or the pool has ended.
         """
         address = self.address
         if address is None:
@@ -145,6 +145,7 @@ class Workplace:
         with self._lock:
             if self._is_closed:
                 raise NotPermitted("this Features is closed")
+            self._check_pool()
             if self._opened.store is None or self._opened.pid != os.getpid():
                 store = DaemonStore(address, name=STORE_NAME, writable=True)
                 self._opened = _Opened(os.getpid(), store)
@@ -166,20 +167,23 @@ class Workplace:
         Raises:
             InvalidMedia: The item can't be used.
             UnsupportedModel: The form needs the model's own processor in this process.
+            Unavailable: The pool has ended.
         """
         model = self.model
+        self._check_pool()
         if model.family_for(form) is not model.family:
             raise UnsupportedModel(
                 'form="hf" of this model is made by its own processor, which runs with '
                 'where="here" only'
             )
         sources = of_extra("afferent.batch.media_sources")
-        opened = sources.read(
-            source, form=form, sample_rate_hz=model.family.sample_rate_hz, limits=model.limits
-        )
-        data: memoryview = sources.as_file(opened, form)
-        kind = model.modality(data, modality)
-        return data, kind, model.key(data, kind)
+        with sources.as_our_error():
+            opened = sources.read(
+                source, form=form, sample_rate_hz=model.family.sample_rate_hz, limits=model.limits
+            )
+            data: memoryview = sources.as_file(opened, form)
+            kind = model.modality(data, modality)
+            return data, kind, model.key(data, kind)
 
     def finished(
         self,
@@ -201,6 +205,10 @@ class Workplace:
         from afferent.batch.shared_item import SharedItem
 
         return SharedItem.pinned(self.address or "", key, tree, self.model.producer("compact"))
+
+    def _check_pool(self) -> None:
+        if self._pool is not None:
+            self._pool.check()
 
     def close(self) -> None:
         """End the pool, and this process's connection."""

@@ -12,7 +12,7 @@ from typing import Final
 
 from afferent.batch.feature_maker import Features
 from afferent.batch.item_features import FailedItem, ItemFeatures, Progress
-from afferent.batch.safetensors_file import SafetensorsFile
+from afferent.batch.safetensors_file import SafetensorsFile, check_name
 from afferent.batch.shared_item import SharedItem
 from afferent.batch.workplace import HERE, POOL
 from afferent.errors import ConfigError
@@ -49,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
         return watch.summary(f"the store {address}")
     if not args.out.endswith(_SUFFIX):
         raise ConfigError(f"--out {args.out}: must end in {_SUFFIX}, or be {STORE!r}")
+    for file in files:
+        check_name(file)
     target = Path(args.out)
     with _open(args, HERE if args.here else POOL) as features:
         metadata = {"form": args.form, "made_by": features.made_by, "model": str(features.folder)}
