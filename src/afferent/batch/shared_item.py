@@ -97,7 +97,7 @@ class SharedItem:
         self._tree = None
 
     def _found(self) -> Mapping[str, Any]:
-        store = _connections.to(self._address)
+        store = connections.to(self._address)
         request = f"shared-{next(_numbers)}"
         try:
             (outcome,) = store.acquire(request, [Find(self.key)])
@@ -159,5 +159,12 @@ class _Connections:
         self._lock = threading.Lock()
         self._stores: dict[str, DaemonStore] = {}
 
+    def close(self) -> None:
+        """End all connections; the next use of an address opens another."""
+        with self._lock:
+            stores, self._stores = self._stores, {}
+        for store in stores.values():
+            store.close()
 
-_connections: Final = _Connections()
+
+connections: Final = _Connections()
