@@ -168,7 +168,11 @@ class AsyncFeatures:
         in_flight: int | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> AsyncIterator[SharedItem | FailedItem]:
-        """Yield references to the features of many items, in order; see `Features.share_many`."""
+        """Yield references to the features of many items, in order; see `Features.share_many`.
+
+        A reference that you have not taken yet pins its features: choose ``in_flight`` so that the
+        features of that many items fit into the store.
+        """
         space = self._new_space()
 
         def share(source: Source) -> Awaitable[SharedItem]:
