@@ -309,3 +309,19 @@ def test_report_encoded_ends_the_pins_of_requests_that_allow_it(
     assert store.check_pins("r", handles)
     store.release("r")
     assert not store.check_pins("r", handles)
+
+
+def test_view_outlives_its_request_when_the_object_was_deleted(
+    server: StoreServer, store: DaemonStore
+) -> None:
+    put(store)
+    with DaemonStore(server.address, name="core") as core:
+        (outcome,) = core.acquire("lease", [Find(KEYS[1])])
+        view = core.bytes_for("lease", handle_of(outcome))
+        overwrite(store)
+        core.forget("lease")  # pins the view, whose object is deleted
+        core.stat()
+        overwrite(store)
+        assert set(np.array(codec.view(view)["x"]).tolist()) == {1}  # type: ignore[call-overload]
+        del view
+        wait_until(lambda: store.stat().kinds[ObjectKind.FEATURES].held_nbytes == 0)

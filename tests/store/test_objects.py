@@ -174,9 +174,13 @@ def test_a_block_pending_deletion_waits_for_its_last_holder() -> None:
     table.pin(TWO, item)
     table.delete(item)
     assert table.find(key("a")) is None
-    with pytest.raises(StaleHandle):
-        table.pin(TWO, item)
+    for other in (None, 3):
+        with pytest.raises(StaleHandle):
+            table.resolve_sealed([item.handle], holder=other)
+    assert table.resolve_sealed([item.handle], holder=TWO[0]) == [item]
+    table.pin(TWO, item)
     table.unpin(ONE, item)
+    table.unpin(TWO, item)
     with pytest.raises(StoreFull):
         make(table, "a")
     table.drop_client(2)

@@ -282,7 +282,8 @@ def test_what_is_deleted_is_made_anew() -> None:
     assert store.call(OTHER, requests.Delete, [KEY, KEY]) == [True, False]
     assert states(store.claim(OTHER, "r", KEY, KEY_2)) == ["owner", "hit"]
     store.call(FRONTEND, requests.Get, "s", [second.handle])
-    assert store.refusal(FRONTEND, requests.Get, "s", [first.handle]) == "stale_handle"
+    store.call(FRONTEND, requests.Get, "s", [first.handle])  # which it pins already
+    assert store.refusal(OTHER, requests.Get, "s", [first.handle]) == "stale_handle"
 
 
 def test_whose_requests_wait_and_for_what() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from afferent.errors import StaleHandle, StoreRestarted
 from afferent.store.state.catalogue import Catalogue
 from afferent.store.state.object import NewObject, ObjectState, StoredObject
-from afferent.types import ContentKey, Handle, Lease
+from afferent.types import ClientId, ContentKey, Handle, Lease
 
 
 class ObjectIndex:
@@ -57,14 +57,23 @@ class ObjectIndex:
             )
         return found
 
-    def resolve_sealed(self, handles: Sequence[Handle]) -> list[StoredObject]:
+    def resolve_sealed(
+        self, handles: Sequence[Handle], *, holder: ClientId | None = None
+    ) -> list[StoredObject]:
         """Return the objects behind handles, all sealed.
+
+        Args:
+            handles: Of the objects.
+            holder: Client that also finds deleted objects that it pins: its views of them live on.
 
         Raises:
             StaleHandle: One of them is gone, is not sealed, or was trimmed later.
         """
         found = [self.resolve(handle) for handle in handles]
-        if any(item.state is not ObjectState.SEALED for item in found):
+        if not all(
+            item.state is ObjectState.SEALED or any(client == holder for client, _ in item.pins)
+            for item in found
+        ):
             raise StaleHandle("the object behind a handle is not sealed yet")
         if any(h.nbytes > item.handle.nbytes for h, item in zip(handles, found, strict=True)):
             raise StaleHandle(

@@ -254,7 +254,7 @@ class StoreState:
     @handles(requests.Get)
     def _get(self, client: ClientId, request: requests.Get) -> None:
         """Pin all items or none: after the first pin of an object, further pins can't fail."""
-        found = self.objects.resolve_sealed(request.handles)
+        found = self.objects.resolve_sealed(request.handles, holder=client)
         others = [self._clients.get(other) for other in request.also_for]
         if not all(other is not None and other.connected for other in others):
             raise ClientGone("a process that should read an object is gone; try again")

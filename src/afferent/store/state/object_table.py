@@ -219,7 +219,7 @@ class ObjectTable(ObjectIndex):
             StaleHandle: It is not sealed.
             StoreFull: It is evictable, and its bytes are reserved for other requests.
         """
-        if item.state is not ObjectState.SEALED:
+        if item.state is not ObjectState.SEALED and not item.pins:  # one with pins has been sealed
             raise StaleHandle("the object is not sealed")
         if not item.held:
             self.budget.hold(lease, item.kind, item.block_nbytes)
