@@ -15,6 +15,7 @@ from afferent.batch.item_features import FailedItem, Form, ItemFeatures, Progres
 from afferent.batch.item_routes import (
     RETRIED_FOR_S,
     RETRY_S,
+    ResultOptions,
     failed_item,
     is_lost,
     most_submitted_nbytes,
@@ -126,7 +127,8 @@ class AsyncFeatures:
         modality: Modality | None = None,
     ) -> ItemFeatures:
         """Return the features of one item; see `Features.make`."""
-        return await self._make(source, form, tensors, modality, self._new_space())
+        options = ResultOptions(form, tensors, modality)
+        return await self._make(source, options, self._new_space())
 
     async def share(self, source: Source, *, modality: Modality | None = None) -> SharedItem:
         """Return a reference to the features of one item in the store; see `Features.share`."""
@@ -152,10 +154,10 @@ class AsyncFeatures:
             in_flight: Likewise; in this process, the items that threads make at a time.
             progress: Called after each item.
         """
-        space = self._new_space()
+        options, space = ResultOptions(form, tensors, modality), self._new_space()
 
         def make(source: Source) -> Awaitable[ItemFeatures]:
-            return self._make(source, form, tensors, modality, space)
+            return self._make(source, options, space)
 
         self.features._workplace.model.family_for(form)
         return self._many(sources, make, in_flight, progress)
@@ -197,15 +199,9 @@ class AsyncFeatures:
     def _new_space(self) -> _Space:
         return _Space(self._max_nbytes)
 
-    async def _make(
-        self,
-        source: Source,
-        form: Form,
-        tensors: codec.Library,
-        modality: Modality | None,
-        space: _Space,
-    ) -> ItemFeatures:
+    async def _make(self, source: Source, options: ResultOptions, space: _Space) -> ItemFeatures:
         features, steps = self.features, self._steps
+        form, tensors, modality = options.form, options.tensors, options.modality
         if steps is None:
             return await in_thread(
                 lambda: features.make(source, form=form, tensors=tensors, modality=modality)

@@ -1,4 +1,4 @@
-"""Page for people who open a server's address in a browser, and hints for wrong paths."""
+"""Start page of a server for browsers, and hints for wrong paths."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from afferent.types import Modality
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MAX_REDIRECTS = 3
 _MAX_CONCURRENT_FETCHES = 32
-"""Of one request, so that some remain for others; those of one host are fewer, and in turn."""
+"""Limit of one request, which leaves connections for other requests; one host has a lower limit."""
 _MAX_CONNECTIONS = 256
 _GRACE_S = 3.0
 
