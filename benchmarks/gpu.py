@@ -39,6 +39,7 @@ COLUMNS = ("nbytes", *_SIDES)
 _NBYTES = (1_000_000, 12_800_000, 100_000_000)
 _NUM_STEPS = 20
 _MATRIX_SIDE = 1024
+_WARM_UP_S = 0.3
 _GOAL_FLOOR, _GOAL_IDLE = 0.9, 0.1
 
 AfterSample = Callable[[], None]
@@ -123,9 +124,7 @@ class _Case:
         }
         self._targets = [torch.empty_like(on_heap, device="cuda") for _ in range(2)]
         self._matrix = torch.ones(_MATRIX_SIDE, _MATRIX_SIDE, device="cuda")
-        self._num_products = 1
-        copy_s = on_heap.nbytes / 1e9 / self.gbps("floor")
-        self._num_products = max(1, round(copy_s / self._seconds_of_computing()))
+        self._num_products = self._products_during(on_heap.nbytes / 1e9 / self.gbps("floor"))
 
     def gbps(self, way: str) -> float:
         """Return the rate of successive copies, until the last has arrived."""
@@ -191,9 +190,17 @@ class _Case:
         for _ in range(self._num_products):
             self._torch.mm(self._matrix, self._matrix)
 
-    def _seconds_of_computing(self) -> float:
-        """Return the time of one product, in a series of them."""
-        for _ in range(2):  # the first one warms up
+    def _products_during(self, copy_s: float) -> int:
+        """Return the number of products with which a computation takes as long as a copy."""
+        few, many = self._seconds_with(1), self._seconds_with(1 + _NUM_STEPS)
+        product_s = (many - few) / _NUM_STEPS
+        return max(1, round(1 + (copy_s - few) / product_s))
+
+    def _seconds_with(self, num_products: int) -> float:
+        """Return the time of one computation, in a series of them, on a GPU that is warm."""
+        self._num_products = num_products
+        took_s, begun = 0.0, time.perf_counter()
+        while time.perf_counter() - begun < _WARM_UP_S:
             self._torch.cuda.synchronize()
             start = time.perf_counter()
             for _ in range(_NUM_STEPS):
