@@ -33,8 +33,7 @@ these features with the built-in engine:
 
 _STRUCTURED = """\
 Clients request **structured outputs** in two ways: by a JSON schema, or as the arguments of a tool
-that the model has to call. Tools need vLLM behind Afferent; with the built-in engine, choose the
-mode of a client that sends a schema:
+that the model has to call. The server supports both; these are the settings for a schema:
 """
 
 _NOT_YET = """\

@@ -17,6 +17,14 @@ Message = dict[str, Any]
 MAX_IMAGES = 4
 
 
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages of a conversation, with the tools that the model may call."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
     colour: str
@@ -116,13 +124,24 @@ def sample_conversation(rng: random.Random, labels: Sequence[Label]) -> list[Mes
 
 def _turn(rng: random.Random, labels: Sequence[Label], *, num_new: int) -> list[Message]:
     question, answer = _ask(rng, labels)
-    images = [{"type": "image"}] * num_new
+    asked = user_turn(rng, question, labels[:num_new])
+    return [asked, {"role": "assistant", "content": answer}]
+
+
+def user_turn(rng: random.Random, question: str, labels: Sequence[Label]) -> Message:
+    """Return a question with one image for each label."""
+    images = [{"type": "image"}] * len(labels)
     text = [{"type": "text", "text": question}] if question else []
     # Half of all clients put the text first.
     content: Any = images + text if rng.random() < 0.5 else text + images
-    if not images:
-        content = question or "Go on."
-    return [{"role": "user", "content": content}, {"role": "assistant", "content": answer}]
+    return {"role": "user", "content": content if images else question or "Go on."}
+
+
+def ask_plainly(rng: random.Random, labels: Sequence[Label], index: int) -> str:
+    """Return a question about one image, in words that ask for no format."""
+    if len(labels) == 1:
+        return _words(rng, rng.choice((*_ONE, *_COLOUR_ONE, *_SHAPE_ONE)))
+    return _words(rng, rng.choice(_NUMBERED), number=index + 1)
 
 
 def _ask(rng: random.Random, labels: Sequence[Label]) -> tuple[str, str]:

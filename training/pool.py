@@ -39,13 +39,24 @@ def through_file(image: DrawnImage, rng: random.Random) -> Image.Image:
     return Image.open(io.BytesIO(data)).convert("RGB")
 
 
+def _draw(rng: random.Random, np_rng: np.random.Generator) -> DrawnImage:
+    """Draw an image; a third are long and narrow, since small shapes in these are hard to learn."""
+    if rng.random() > 0.35:
+        max_side = 400 if rng.random() < 0.5 else 1000
+        return draw_image(np_rng, split="train", max_side=max_side)
+    while True:
+        image = draw_image(np_rng, split="train")
+        short, long = sorted(image.image.size)
+        if long >= 3 * short:
+            return image
+
+
 def make_chunk(path: Path, *, seed: int) -> None:
     rng, np_rng = random.Random(seed), np.random.default_rng(seed)
     processor = Qwen2VLImageProcessorPil.from_pretrained(path.parent)
     patches, grids, labels = [], [], []
     for _ in range(CHUNK):
-        max_side = 400 if rng.random() < 0.6 else 1000
-        image = draw_image(np_rng, split="train", max_side=max_side)
+        image = _draw(rng, np_rng)
         out = processor(
             through_file(image, rng), do_rescale=False, do_normalize=False, return_tensors="np"
         )

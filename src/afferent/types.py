@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Annotated, Literal, NewType, Self, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
 from afferent.errors import AfferentError, FormatError, Shortage, error_from
 
@@ -41,10 +41,11 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 """Value added to a logit."""
 
-FormField = Literal["json_schema", "regex", "choice"]
+FormField = Literal["json_schema", "regex", "choice", "tools"]
 """Fields of `Sampling` that request structured output."""
 
 MAX_FORM_NBYTES = 64 * KiB
+MAX_TOOLS_NBYTES = 256 * KiB
 """Size limit of a structured-output request; for ``choice``, of all its texts together."""
 
 
@@ -141,7 +142,8 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     ``min_p``, ``top_k``, ``top_p``.
 
     At most one of ``json_schema``, ``regex`` and ``choice`` is given. Then the whole answer matches
-    it, unless ``max_tokens`` or a stop token or string ends it first.
+    it, unless ``max_tokens`` or a stop token or string ends it first. With ``tools``, too, it is
+    either such an answer or calls of tools.
 
     Attributes:
         max_tokens: Most tokens of the answer.
@@ -164,6 +166,7 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
         json_schema: The answer is JSON of this schema, which is JSON itself.
         regex: The answer matches this regular expression as a whole.
         choice: The answer is one of these.
+        tools: The answer may call these tools, or must: `ToolForm` as JSON.
     """
 
     max_tokens: Annotated[int, Meta(ge=1, le=2**20)]
@@ -183,6 +186,42 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     json_schema: Annotated[str, Meta(max_length=MAX_FORM_NBYTES)] | None = None
     regex: Annotated[str, Meta(max_length=MAX_FORM_NBYTES)] | None = None
     choice: Annotated[tuple[str, ...], Meta(max_length=MAX_FORM_NBYTES)] = ()
+    tools: Annotated[str, Meta(max_length=MAX_TOOLS_NBYTES)] | None = None
+
+
+class ToolFunction(Struct, frozen=True, forbid_unknown_fields=True):
+    """Function that an answer may call.
+
+    Attributes:
+        name: Its name.
+        parameters: JSON schema of its arguments, which are an object.
+        is_strict: Whether a keyword of the schema that can't be enforced is refused, not ignored.
+    """
+
+    name: str
+    parameters: Raw
+    is_strict: bool = False
+
+
+class ToolForm(Struct, frozen=True, forbid_unknown_fields=True):
+    """Format of tool calls in an answer: ``begin``, a JSON object of ``name`` and ``arguments``,
+    ``end``, and any number of these behind each other.
+
+    Attributes:
+        functions: What may be called.
+        begin: Text before a call.
+        end: Text after a call.
+        is_special: Whether both are special tokens of the model's tokenizer.
+        must_call: Whether the answer consists of calls; otherwise they may follow a text.
+        is_parallel: Whether there may be several calls.
+    """
+
+    functions: list[ToolFunction]
+    begin: str
+    end: str
+    is_special: bool
+    must_call: bool = False
+    is_parallel: bool = True
 
 
 class TokenLogprobs(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

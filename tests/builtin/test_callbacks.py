@@ -174,7 +174,7 @@ def test_log_probabilities_of_a_long_answer(address: str) -> None:
     """The Responses API repeats the log-probabilities four times."""
     request = {"model": "shapes", "input": "a", "top_logprobs": 20, "stream": True}
     body = json.dumps(request).encode()
-    engine = ScriptedEngine(*([71] for _ in range(1000)))
+    engine = ScriptedEngine(*([73] for _ in range(1000)))
     sends = {"a stream": lambda port: len(send(port, "/v1/responses", body).content)}
     assert asyncio.run(watched(address, sends, engine=engine))["a stream"] > 4_000_000
 

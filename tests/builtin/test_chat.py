@@ -33,8 +33,8 @@ from tests.builtin.frontends import (
 from tests.images import encoded, photo
 from tests.server import ask, data_url, image_part, wait_until
 
-SMILE = [179, 260, 253, 229]
-RED_CIRCLE = [71, 322, 297]
+SMILE = [181, 262, 255, 231]
+RED_CIRCLE = [73, 390, 371]
 Talk = Callable[[openai.AsyncOpenAI], Awaitable[Any]]
 
 
@@ -89,7 +89,7 @@ def test_several_answers_in_one_stream(address: str) -> None:
         )
         return [chunk async for chunk in stream]
 
-    *chunks, last = talk(address, ScriptedEngine([71], [322], [297]), conversation)
+    *chunks, last = talk(address, ScriptedEngine([73], [390], [371]), conversation)
     for index in range(2):
         choices = [c for chunk in chunks for c in chunk.choices if c.index == index]
         assert "".join(choice.delta.content or "" for choice in choices) == "a red circle"
@@ -125,12 +125,12 @@ def test_pins_go_when_all_answers_are_accepted(address: str) -> None:
             await asking
             await asyncio.to_thread(wait_until, lambda: watcher.stat().held_nbytes == 0)
 
-    engine = Slow([71])
+    engine = Slow([73])
     talk(address, engine, conversation)
 
 
 def test_a_failure_of_one_answer_ends_all(address: str) -> None:
-    engine = ScriptedEngine([71], failure=StoreFull("sabotage"))
+    engine = ScriptedEngine([73], failure=StoreFull("sabotage"))
     (refused,) = send(address, ask([], "What?", n=4), engine=engine)
     assert refused.status_code == 503
     assert refused.json()["error"]["code"] == "store_full"
@@ -138,7 +138,7 @@ def test_a_failure_of_one_answer_ends_all(address: str) -> None:
 
 
 def test_an_error_in_the_middle_of_a_stream(address: str) -> None:
-    engine = ScriptedEngine([71], failure=StoreFull("sabotage"))
+    engine = ScriptedEngine([73], failure=StoreFull("sabotage"))
     (answer,) = send(address, ask([], "What?", stream=True), engine=engine)
     assert answer.status_code == 200
     *events, end = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
@@ -151,13 +151,13 @@ def test_an_error_in_the_middle_of_a_stream(address: str) -> None:
 
 def test_logprobs(address: str) -> None:
     request = ask([], "What?", logprobs=True, top_logprobs=2)
-    engine = ScriptedEngine([71], SMILE)
+    engine = ScriptedEngine([73], SMILE)
     whole = talk(address, engine, lambda client: client.chat.completions.create(**request))
     assert whole.choices[0].message.content == "a😀"
     content = whole.choices[0].logprobs.content
-    assert [-100 * entry.logprob for entry in content] == pytest.approx([71, *SMILE])
+    assert [-100 * entry.logprob for entry in content] == pytest.approx([73, *SMILE])
     assert (content[0].token, content[0].bytes) == ("a", [97])
-    assert [top.logprob for top in content[0].top_logprobs] == [-0.71, -0.72]
+    assert [top.logprob for top in content[0].top_logprobs] == [-0.73, -0.74]
     assert content[0].top_logprobs[0].token == "a"
     assert (content[1].token, content[1].bytes) == ("\ufffd", None)
     assert engine.requests[0].sampling.num_logprobs == 2
@@ -180,7 +180,7 @@ def test_logprobs_of_a_stream(address: str) -> None:
 
 
 def test_logprobs_only_if_asked_for(address: str) -> None:
-    engine = ScriptedEngine([71])
+    engine = ScriptedEngine([73])
     plain, refused, too_many = send(
         address,
         ask([], "What?"),
@@ -240,7 +240,7 @@ def test_images_of_a_tool(address: str) -> None:
         {"role": "assistant", "content": "I look.", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": [image_part(image())]},
     ]
-    engine = ScriptedEngine([71])
+    engine = ScriptedEngine([73])
     (answered,) = send(address, body, engine=engine)
     assert answered.status_code == 200
     assert len(engine.requests[0].items) == 1
@@ -254,7 +254,7 @@ def test_low_detail_bounds_the_image(rng: Any) -> None:
     family = family_of(SHAPES)
     assert isinstance(family, QwenVlFamily)
     family = msgspec.structs.replace(family, max_pixels=2_000_000)
-    engine = ScriptedEngine([71])
+    engine = ScriptedEngine([73])
     url = image(3, 1000, 600)
     bodies = []
     for detail in ("high", "low", "auto", "low"):
@@ -278,7 +278,7 @@ def test_low_detail_bounds_the_image(rng: Any) -> None:
 
 
 def test_detail_of_a_small_model_changes_nothing(address: str) -> None:
-    engine = ScriptedEngine([71])
+    engine = ScriptedEngine([73])
     body = ask([image()], "What?")
     low = json.loads(json.dumps(body))
     low["messages"][0]["content"][0]["image_url"]["detail"] = "low"

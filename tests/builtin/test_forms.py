@@ -18,7 +18,11 @@ from afferent.types import MAX_FORM_NBYTES
 from tests.builtin.frontends import ScriptedEngine, frontend
 from tests.builtin.test_parameters import ASKED, BY_NAME, parse
 
-SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "additionalProperties": False,
+}
 NAMED = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}
 FLAT = {"type": "json_schema", "name": "n", "strict": True, "schema": SCHEMA}
 ANY_OBJECT = {"type": "object"}

@@ -21,7 +21,7 @@ from afferent.media.workers.discover import family_of
 from tests.builtin.frontends import SHAPES, scored_token
 
 BUILDER = PromptBuilder(SHAPES, family_of(SHAPES))
-SMILE = [179, 260, 253, 229]
+SMILE = [181, 262, 255, 231]
 """The tokens of one character."""
 
 
@@ -44,13 +44,13 @@ def test_a_character_comes_with_its_last_token_and_entries_at_once() -> None:
 
 
 def test_a_stop_string_is_named_and_cut_off() -> None:
-    *deltas, end = written([[71, 322], [297]], ("red",))
+    *deltas, end = written([[73, 390], [371]], ("red",))
     assert "".join(delta.text for delta in deltas if isinstance(delta, TextDelta)) == "a "
     assert end == End("stop", Usage(11, 2), 3, "red")
 
 
 def test_what_only_began_like_a_stop_string_comes_with_the_end() -> None:
-    *deltas, end = written([[71], [322]], (" reddish",))
+    *deltas, end = written([[73], [390]], (" reddish",))
     assert [delta.text for delta in deltas if isinstance(delta, TextDelta) and delta.text] == [
         "a",
         " red",
@@ -80,7 +80,7 @@ def test_each_token_has_its_entry_once(steps: list[list[int]], stops: tuple[str,
 
 def test_the_text_of_a_token_alone() -> None:
     detokenizer = BUILDER.detokenizer()
-    assert [detokenizer.text_of(t) for t in (71, 322, 2, 260)] == [
+    assert [detokenizer.text_of(t) for t in (73, 390, 2, 262)] == [
         "a",
         " red",
         "<|im_end|>",

@@ -15,7 +15,14 @@ from pydantic import TypeAdapter
 from afferent.builtin.apis.api import Api
 from afferent.builtin.apis.messages.api import AnthropicMessages, AnthropicTokenCount
 from afferent.builtin.pipeline.call import Call
-from afferent.builtin.pipeline.request import End, Message, SamplingDefaults, TextPart, Usage
+from afferent.builtin.pipeline.request import (
+    CallPart,
+    End,
+    Message,
+    SamplingDefaults,
+    TextPart,
+    Usage,
+)
 from afferent.errors import (
     BodyTooLarge,
     BodyTooSlow,
@@ -173,11 +180,11 @@ def test_tools_that_were_used() -> None:
             ],
         },
     ]
-    call = '\n<tool_call>\n{"name": "open", "arguments": {"page": [1, "\\u00e9"]}}\n</tool_call>'
+    call = CallPart("open", '{"page": [1, "\\u00e9"]}')
     image = MediaPart(Modality.IMAGE, RawMedia("data", len(LONG), data=LONG))
     assert parse(messages).generate.messages == (
         Message("user", (TextPart("What is on the page?"),)),
-        Message("assistant", (TextPart("I look."), TextPart(call))),
+        Message("assistant", (TextPart("I look."), call)),
         Message("tool", (TextPart("here"), image)),
         Message("tool", (TextPart("nothing"),)),
         Message("tool", (TextPart(""),)),
@@ -231,8 +238,10 @@ def test_messages_that_are_refused(
     ("parameters", "error"),
     [
         ({"model": "other"}, ModelNotFound),
-        ({"tools": [{"name": "f", "input_schema": {}}]}, UnsupportedParameter),
-        ({"tool_choice": {"type": "any"}}, UnsupportedParameter),
+        ({"tools": [{"type": "web_search_20250305", "name": "f"}]}, UnsupportedParameter),
+        ({"tools": [{"name": "f"}]}, InvalidRequest),
+        ({"tool_choice": {"type": "any"}}, InvalidRequest),
+        ({"tool_choice": "auto"}, InvalidRequest),
         ({"container": "c"}, UnsupportedParameter),
     ],
 )
@@ -270,7 +279,7 @@ def test_max_tokens_is_required_but_for_counting() -> None:
     found = count.parse(body, request_id=REQUEST_ID, model="shapes")
     assert found.generate.messages == parse().generate.messages
     with pytest.raises(UnsupportedParameter):
-        parse(api=count, tools=[{"name": "f"}])
+        parse(api=count, tools=[{"type": "bash_20250124", "name": "f"}])
 
 
 # Answers

@@ -84,6 +84,7 @@ SEEN_ELSEWHERE = {
     *("model", "messages", "input", "instructions", "system", "previous_response_id", "store"),
     *("prompt", "stream", "stream_options", "logprobs", "top_logprobs", "include", "metadata"),
     "continue_final_message",
+    *("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"),
 }
 """The API's own tests cover these."""
 
@@ -205,10 +206,6 @@ def test_tools_that_may_not_be_called_mean_nothing() -> None:
     for api in CONVERSATIONS:
         none: Any = {"type": "none"} if api.name == MESSAGES else "none"
         assert parse(api, tools=tools, tool_choice=none).generate == parse(api).generate
-        with pytest.raises(UnsupportedParameter, match="tools"):
-            parse(api, tools=tools, tool_choice="auto")
-        with pytest.raises(UnsupportedParameter, match="tools"):
-            parse(api, tools=tools)
     chat = BY_NAME[CHAT]
     assert parse(chat, functions=tools, function_call="none").generate == parse(chat).generate
 
@@ -324,7 +321,7 @@ FORMS: dict[str, Any] = {
 
 
 def test_an_engine_that_lists_nothing_is_not_asked_for_more(address: str) -> None:
-    assert {*EXTRAS, *FORMS} == set(get_args(SamplingExtra))
+    assert {*EXTRAS, *FORMS, "tools"} == set(get_args(SamplingExtra))
     engine = ScriptedEngine([10])
 
     async def main() -> list[tuple[str, httpx.Response]]:

@@ -14,7 +14,7 @@ from afferent.engines.protocol import Accepted, EngineEvent, EngineInfo, EngineR
 from tests.builtin.frontends import ScriptedEngine, frontend, post
 from tests.server import ask
 
-A_RED_CIRCLE = ([71], [322], [297])
+A_RED_CIRCLE = ([73], [390], [371])
 
 
 def send(
@@ -30,17 +30,19 @@ def send(
 
 
 def test_all_the_room_that_is_left_can_be_asked_for(store_address: str) -> None:
-    engine = ScriptedEngine([71])
+    engine = ScriptedEngine([73])
     send(store_address, ask([], "What?"), engine=engine)
     (asked,) = engine.requests
     left = engine.info.max_model_len - len(asked.token_ids)
     assert asked.sampling.max_tokens == left, "without a limit it is all of it"
     bodies = [ask([], "What?", max_tokens=number) for number in (left, left + 1)]
-    fits, refused = send(store_address, *bodies, engine=engine)
-    assert fits.status_code == 200
-    assert refused.status_code == 400
+    fits, reduced = send(store_address, *bodies, engine=engine)
+    assert (fits.status_code, reduced.status_code) == (200, 200)
+    assert "x-afferent-max-tokens" not in fits.headers
+    assert reduced.headers["x-afferent-max-tokens"] == str(left)
+    assert [request.sampling.max_tokens for request in engine.requests] == [left] * 3
+    (refused,) = send(store_address, ask([], "What?", min_tokens=left + 1), engine=engine)
     assert refused.json()["error"]["code"] == "context_length_exceeded"
-    assert [request.sampling.max_tokens for request in engine.requests] == [left, left]
 
 
 def test_the_engine_stops_with_a_stop_string(store_address: str) -> None:
@@ -53,7 +55,7 @@ def test_the_engine_stops_with_a_stop_string(store_address: str) -> None:
 
 
 def test_what_the_engine_can_not_do_does_not_come_to_it(store_address: str) -> None:
-    engine = ScriptedEngine([71])
+    engine = ScriptedEngine([73])
     engine.info = EngineInfo(4096, [2], unsupported=("seed",))
     refused, answer = send(store_address, ask([], "What?", seed=1), ask([], "What?"), engine=engine)
     assert refused.status_code == 400

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from afferent.builtin.apis.openai import scored_token
 from afferent.builtin.apis.responses.api import OpenAIResponses
 from afferent.builtin.pipeline.call import Call
-from afferent.builtin.pipeline.request import End, Logprobs, Message, TextPart, Usage
+from afferent.builtin.pipeline.request import CallPart, End, Logprobs, Message, TextPart, Usage
 from afferent.errors import (
     InternalError,
     InvalidRequest,
@@ -207,7 +207,7 @@ def test_tools_that_were_used() -> None:
         {"type": "function_call", "call_id": "c4", "name": "now", "arguments": None},
     ]
     opened, ran, broken, now = (
-        f'<tool_call>\n{{"name": "{name}", "arguments": {text}}}\n</tool_call>'
+        CallPart(name, text)
         for name, text in (
             ("open", arguments),
             ("run", '"ls -l"'),
@@ -215,14 +215,14 @@ def test_tools_that_were_used() -> None:
             ("now", "{}"),
         )
     )
-    said = (TextPart("I look."), TextPart("\n" + opened), TextPart("\n" + ran))
+    said = (TextPart("I look."), opened, ran)
     image = MediaPart(Modality.IMAGE, RawMedia("data", len(LONG), data=LONG))
     assert parse(given).generate.messages == (
         Message("user", (TextPart("What is on the page?"),)),
         Message("assistant", said),
         Message("tool", (TextPart("here"), image)),
         Message("tool", (TextPart("nothing"),)),
-        Message("assistant", (TextPart(broken), TextPart("\n" + now))),
+        Message("assistant", (broken, now)),
     )
 
 
@@ -317,7 +317,9 @@ def test_input_that_is_refused(given: Any, error: type[InvalidRequest], param: s
         ({"conversation": "conv_1"}, UnsupportedParameter),
         ({"prompt": {"id": "p"}}, UnsupportedParameter),
         ({"tools": [{"type": "web_search"}]}, UnsupportedParameter),
-        ({"tool_choice": "required"}, UnsupportedParameter),
+        ({"tool_choice": "required"}, InvalidRequest),
+        ({"tool_choice": "sometimes"}, InvalidRequest),
+        ({"tools": [{"type": "function"}]}, InvalidRequest),
     ],
 )
 def test_parameters_that_are_not_served(
@@ -443,13 +445,13 @@ def test_a_stream_that_fails() -> None:
     reply = parse(stream=True).reply
     before = [*reply.begin(), *reply.output(PROMPT_INFO)]
     seen = events([*before, *reply.fail(StoreFull("no room now"))])
-    assert [event["type"] for event in seen[4:]] == ["error", "response.failed"]
-    assert [event["sequence_number"] for event in seen] == list(range(6))
+    assert [event["type"] for event in seen[2:]] == ["error", "response.failed"]
+    assert [event["sequence_number"] for event in seen] == list(range(4))
     for event in seen:
         _event.validate_python(event)
-    assert (seen[4]["code"], seen[4]["message"]) == ("store_full", "no room now")
-    assert seen[5]["response"]["status"] == "failed"
-    assert seen[5]["response"]["error"] == {"code": "server_error", "message": "no room now"}
+    assert (seen[2]["code"], seen[2]["message"]) == ("store_full", "no room now")
+    assert seen[3]["response"]["status"] == "failed"
+    assert seen[3]["response"]["error"] == {"code": "server_error", "message": "no room now"}
     failed = events(parse().reply.fail(InternalError("a secret")))
     assert "secret" not in str(failed)
 

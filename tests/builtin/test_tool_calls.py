@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from afferent.builtin.apis.chat.api import OpenAIChat
-from afferent.builtin.pipeline.request import Message, TextPart
+from afferent.builtin.pipeline.request import CallPart, Message, TextPart
 from afferent.errors import InvalidRequest
 from afferent.media.body.received import ReceivedBody
 
@@ -33,32 +33,26 @@ def function(name: str, arguments: Any) -> dict[str, Any]:
     return {"id": "1", "type": "function", "function": described}
 
 
-def text_of(name: str, arguments: str) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
-
-
 def argument_of(message: Message) -> Any:
     (part,) = message.parts
-    assert isinstance(part, TextPart)
-    call = json.loads(part.text.removeprefix("<tool_call>").removesuffix("</tool_call>"))
-    assert call.keys() == {"name", "arguments"}
-    return call["arguments"]
+    assert isinstance(part, CallPart)
+    return json.loads(part.arguments)
 
 
-def test_calls_of_tools_are_text() -> None:
+def test_calls_are_parts_after_the_text() -> None:
     arguments = '{"page": [1, "é"]}'
     custom = {"id": "2", "type": "custom", "custom": {"name": "run", "input": "ls -l"}}
-    opened, ran = text_of("open", arguments), text_of("run", '"ls -l"')
+    opened, ran = CallPart("open", arguments), CallPart("run", '"ls -l"')
     called = {"tool_calls": [function("open", arguments), custom]}
-    alone = Message("assistant", (TextPart(opened), TextPart("\n" + ran)))
+    alone = Message("assistant", (opened, ran))
     assert calls(content=None, **called) == calls(**called) == alone
-    said = (TextPart("I look."), TextPart("\n" + opened), TextPart("\n" + ran))
+    said = (TextPart("I look."), opened, ran)
     assert calls(content="I look.", **called) == Message("assistant", said)
     parts = [{"type": "text", "text": "I look."}]
     assert calls(content=parts, **called) == Message("assistant", said)
     old = {"name": "open", "arguments": arguments}
-    assert calls(content=None, function_call=old) == Message("assistant", (TextPart(opened),))
-    assert calls(content="", function_call=old).parts == (TextPart(""), TextPart(opened))
+    assert calls(content=None, function_call=old) == Message("assistant", (opened,))
+    assert calls(content="", function_call=old).parts == (opened,)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +69,7 @@ def test_calls_of_tools_are_text() -> None:
 )
 def test_forms_of_arguments(arguments: Any, text: str) -> None:
     (part,) = calls(content=None, tool_calls=[function("open", arguments)]).parts
-    assert part == TextPart(text_of("open", text))
+    assert part == CallPart("open", text)
     custom = {"custom": {"name": "open", "input": arguments}}
     assert calls(content=None, tool_calls=[custom]).parts == (part,)
     old = {"name": "open", "arguments": arguments}
@@ -84,7 +78,7 @@ def test_forms_of_arguments(arguments: Any, text: str) -> None:
 
 def test_a_call_without_arguments() -> None:
     for call in ({"function": {"name": "now"}}, {"custom": {"name": "now"}}):
-        assert calls(tool_calls=[call]).parts == (TextPart(text_of("now", "{}")),)
+        assert calls(tool_calls=[call]).parts == (CallPart("now", "{}"),)
 
 
 @pytest.mark.parametrize(

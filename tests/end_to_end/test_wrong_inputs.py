@@ -90,12 +90,13 @@ def bmp() -> str:
         (
             CHAT,
             {"tool_choice": "required"},
-            "tool_choice is not supported: tools are not served",
+            "tool_choice needs tools",
         ),
         (
             CHAT,
-            {"max_tokens": 4096},
-            "the prompt has 14 tokens and 4096 were asked for; the model has room for 4096 in all",
+            {"max_tokens": 32_768, "min_tokens": 32_768},
+            "the prompt has 12 tokens and 32768 were asked for; the model has room for 32768 in "
+            "all",
         ),
         (COMPLETIONS, {"prompt": ["one", "two"]}, "a request has one prompt"),
         # Messages

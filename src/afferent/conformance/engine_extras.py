@@ -64,6 +64,11 @@ _FORMS: Final[dict[FormField, tuple[Any, Callable[[str], object]]]] = {
     ),
     "regex": ("[xyz]{3}[0-9]{2}", re.compile("[xyz]{3}[0-9]{2}").fullmatch),
     "choice": (("qqq", "zzz zz"), lambda text: text in ("qqq", "zzz zz")),
+    "tools": (
+        '{"functions": [{"name": "zz", "parameters": {"enum": [{"n": 3}]}}], "begin": "<call>", '
+        '"end": "</call>", "is_special": false, "must_call": true, "is_parallel": false}',
+        lambda text: text == '<call>{"name":"zz","arguments":{"n":3}}</call>',
+    ),
 }
 """Formats that no answer has by chance, with a check of each."""
 
@@ -85,7 +90,7 @@ async def _keeps_to(trial: Trial, name: FormField) -> None:
         require(is_right, f"with {name}={asked} it says {text!r}, and ends by {said.reason}")
     cut = await trial.ask(trial.question(0), **{name: asked, "max_tokens": 1})
     require(cut.reason == "length", f"with {name} and max_tokens=1 it ends by {cut.reason}")
-    await _refuses(trial, {"json_schema": "{", "regex": "(", "choice": None}[name], name)
+    await _refuses(trial, {"json_schema": "{", "regex": "(", "tools": "{"}.get(name), name)
 
 
 async def _refuses(trial: Trial, wrong: str | None, name: str) -> None:

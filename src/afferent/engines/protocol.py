@@ -102,6 +102,7 @@ SamplingExtra = Literal[
     "json_schema",
     "regex",
     "choice",
+    "tools",
 ]
 """Fields that an engine supports only if its `EngineInfo` lists them."""
 

@@ -1,6 +1,8 @@
 """Headers of an answer that report what Afferent did for the request.
 
 - ``x-afferent-items``: outcomes of its media items, such as ``hit=2, made=1``
+- ``x-afferent-max-tokens``: limit of the answer's tokens, if the model has room for fewer than the
+  request asked for
 - ``server-timing``: durations of its stages until the answer began, in milliseconds
 - ``x-request-id``: the client's own id if it sent one, and Afferent's otherwise
 - ``x-afferent-request-id``: Afferent's id, beside the client's
@@ -16,9 +18,14 @@ from afferent.telemetry.trace import Trace
 
 Headers = Sequence[tuple[bytes, bytes]]
 
-REPORTED: Final = ("x-afferent-items", "server-timing", "x-afferent-request-id")
+REPORTED: Final = (
+    "x-afferent-items",
+    "server-timing",
+    "x-afferent-request-id",
+    "x-afferent-max-tokens",
+)
 """Names of these headers that no API defines."""
-_ITEMS, _TIMING, _OWN_ID = (name.encode() for name in REPORTED)
+_ITEMS, _TIMING, _OWN_ID, _REDUCED = (name.encode() for name in REPORTED)
 _ID: Final = b"x-request-id"
 _CLIENT_ID: Final = re.compile(rb"[!-~]{1,128}")
 _STAGE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -48,6 +55,8 @@ def with_report(answer: Headers, trace: Trace) -> list[tuple[bytes, bytes]]:
     if trace.outcomes:
         items = ", ".join(f"{word}={number}" for word, number in sorted(trace.outcomes.items()))
         found.append((_ITEMS, items.encode()))
+    if trace.reduced_to:
+        found.append((_REDUCED, str(trace.reduced_to).encode()))
     if durations := _durations(trace):
         found.append((_TIMING, durations))
     return found

@@ -56,6 +56,8 @@ class Trace:
     """The client's own id of the request; empty if it sent none."""
     outcomes: Counter[str] = field(default_factory=Counter)
     """Numbers of its media items by outcome, such as ``hit``."""
+    reduced_to: int = 0
+    """Limit of the answer's tokens, if the request asked for more than the model has room for."""
 
     def stage(self, start_ns: int, name: str, *, copied_nbytes: int = 0, note: str = "") -> None:
         """Record a stage of this process, from ``start_ns`` to now; ``name`` is a fixed word."""

@@ -20,9 +20,10 @@ GivenSchema = Raw | UnsetType
 
 
 class NamedSchema(Struct):
-    """Schema with a name. The name and ``strict`` are ignored: every schema is enforced."""
+    """Schema with a name, which is ignored. Every schema is enforced, also without ``strict``."""
 
     schema: GivenSchema = UNSET
+    strict: bool | None = None
 
 
 class OutputFormat(Struct):
@@ -35,6 +36,7 @@ class OutputFormat(Struct):
     type: _Kind
     schema: GivenSchema = UNSET
     json_schema: NamedSchema | None = None
+    strict: bool | None = None
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
@@ -80,10 +82,42 @@ def of_format(given: OutputFormat | None, param: str) -> Form:
         return _json(_ANY_OBJECT, param)
     if given.type != "json_schema":
         raise UnsupportedParameter(f"{param} is not supported: {given.type}", param=param)
-    schema = given.schema if given.json_schema is None else given.json_schema.schema
-    if _said(schema) is None:
+    named = given if given.json_schema is None else given.json_schema
+    if (said := _said(named.schema)) is None:
         raise InvalidRequest(f"{param} lacks a schema", param=param)
-    return _json(schema, param)
+    form = _json(named.schema, param)
+    if named.strict:
+        try:
+            check_is_closed(msgspec.json.decode(said), param)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise InvalidForm(f"{param}: the schema is not valid JSON", param=param) from error
+    return form
+
+
+def check_is_closed(schema: Any, param: str) -> None:
+    """Check that each object of a strict schema is closed, as OpenAI's own API demands.
+
+    Raises:
+        InvalidRequest: An object of the schema may have further members.
+    """
+    left = [schema]
+    while left:
+        match left.pop():
+            case {"type": "object", **others} if others.get("additionalProperties") is not False:
+                members = others.get("properties")
+                names = ", ".join(members) if isinstance(members, dict) else "no properties"
+                raise InvalidRequest(
+                    f"{param} is strict, and the schema of the object with {names[:200]} is open: "
+                    "additionalProperties must be false in each object",
+                    param=param,
+                )
+            case dict() as value:
+                left += [each for name, each in value.items() if name not in _CONSTANTS]
+            case list() as values:
+                left += values
+
+
+_CONSTANTS: Final = ("const", "enum", "default", "examples")
 
 
 def of_structured_outputs(given: StructuredOutputs | None) -> Form:

@@ -82,8 +82,6 @@ def _in_messages(name: str, about: str, use: Use | Only = H, *, needs: str = "")
     return Parameter(name, about, {MESSAGES: use}, needs)
 
 
-_NO_TOOLS: Final = ("none", {"type": "none"})
-
 _ASKED = (
     Parameter(
         "model",
@@ -158,6 +156,20 @@ _FORM = (
     Parameter("guided_choice", "one of these texts; likewise", _FORMED, "choice"),
 )
 
+_TOOLS = (
+    _in_conversations(
+        "tools",
+        "functions that the answer may call; with the `tool_choice` `none` they mean nothing",
+        needs="tools",
+    ),
+    _in_conversations(
+        "tool_choice", "whether the answer calls none, some or one of them", needs="tools"
+    ),
+    _in_openai("parallel_tool_calls", "whether an answer may call several", needs="tools"),
+    _in_chat("functions", "`tools` by their older name", needs="tools"),
+    _in_chat("function_call", "`tool_choice` by its older name", needs="tools"),
+)
+
 _ENDS = (
     Parameter(
         "stop", "strings before which the answer ends", {CHAT: H, RESPONSES: H, COMPLETIONS: H}
@@ -212,27 +224,11 @@ _ACCEPTED = (
     _in_chat("prediction", "makes answers of some servers faster", A),
     _in_conversations("include_reasoning", "of models that think", A),
     _in_conversations("thinking_token_budget", "of models that think", A),
-    _in_openai("parallel_tool_calls", "no tools are called", A),
-    _in_responses("max_tool_calls", "no tools are called", A),
+    _in_responses("max_tool_calls", "calls of the server's own tools, which there are not", A),
 )
 
 _REFUSED = (
-    _everywhere(
-        "tool_choice", "tools are not served", Only(("auto", {"type": "auto"}, *_NO_TOOLS))
-    ),
-    _in_conversations(
-        "tools",
-        "tools are not served; with the `tool_choice` `none` they mean nothing",
-        Only(([],)),
-        void_with=("tool_choice", _NO_TOOLS),
-    ),
-    _in_chat("function_call", "tools are not served", Only(("none", "auto"))),
-    Parameter(
-        "functions",
-        "tools are not served; with the `function_call` `none` they mean nothing",
-        {CHAT: Only(([],))},
-        void_with=("function_call", ("none",)),
-    ),
+    Parameter("tool_choice", "tools need messages", {COMPLETIONS: Only(("none", "auto"))}),
     _in_chat("guided_grammar", "answers of a given grammar", Only()),
     _in_chat("modalities", "answers are text", Only((["text"],))),
     _in_chat("audio", "answers are text", Only()),
@@ -250,8 +246,8 @@ _REFUSED = (
     _in_responses("prompt", "prompts that OpenAI keeps", Only()),
     _in_responses("moderation", "nothing is moderated", Only()),
     _in_responses("access_programs", "programs of OpenAI's", Only()),
-    _in_messages("container", "tools are not served", Only()),
-    _in_messages("mcp_servers", "tools are not served", Only(([],))),
+    _in_messages("container", "of Anthropic's own tools", Only()),
+    _in_messages("mcp_servers", "of Anthropic's own tools", Only(([],))),
     _in_messages("diagnostics", "of Anthropic's", Only()),
     _everywhere("use_beam_search", "tokens are chosen one by one", Only((False,))),
     _everywhere("best_of", "each answer is given", Only((1,))),
@@ -289,6 +285,7 @@ GROUPS: Final[Mapping[str, tuple[Parameter, ...]]] = {
     "What is asked": _ASKED,
     "How tokens are chosen": _SAMPLING,
     "Which form an answer has": _FORM,
+    "Which tools an answer may call": _TOOLS,
     "Where an answer ends": _ENDS,
     "How the prompt is written": _PROMPT,
     "Accepted by some": _ACCEPTED,

@@ -1,18 +1,16 @@
-"""Tool calls in a conversation's history, for all APIs.
-
-Tools are not supported, but a history may contain calls from other servers. They are written into
-the text of the assistant's turn, in the format of Qwen and many other models.
-"""
+"""Tool calls in a conversation's history, for all APIs."""
 
 from __future__ import annotations
+
+from typing import Final
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from afferent.builtin.pipeline.request import Part, TextPart
+from afferent.builtin.pipeline.request import CallPart, Part, TextPart
 from afferent.errors import InvalidRequest
 
-_MAX_CALLS = 1024
+_MAX_CALLS: Final = 1024
 _NO_TEXT = TextPart("")
 _NOTHING = (b"null", b'""')
 _QUOTE = ord('"')
@@ -44,9 +42,9 @@ class ToolCalls:
             given = "{}" if arguments is UNSET else _as_json(bytes(arguments))
         except (UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest("the body is not valid JSON", param=where) from error
-        call = f'{{"name": {_encode(name).decode()}, "arguments": {given}}}'
-        before = "" if not turn or turn[-1] == _NO_TEXT else "\n"
-        turn.append(TextPart(f"{before}<tool_call>\n{call}\n</tool_call>"))
+        if turn and turn[-1] == _NO_TEXT:
+            del turn[-1]
+        turn.append(CallPart(name, given))
 
 
 def _as_json(arguments: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Response format of an answer: one type for the three fields of `Sampling`."""
+"""Response format of an answer: one type for the fields of `Sampling`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ class Form(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
     Attributes:
         kind: Name of the field of `Sampling`.
-        text: A schema, an expression, or a list of texts as JSON.
+        text: A schema, an expression, a list of texts as JSON, or a `ToolForm` as JSON.
+        answer: With tools: the format of an answer without calls.
     """
 
     kind: FormField
     text: str
+    answer: Form | None = None
 
     @property
     def key(self) -> bytes:
@@ -44,4 +46,5 @@ def form_of(sampling: Sampling) -> Form | None:
         forms.append(Form("choice", msgspec.json.encode(sampling.choice).decode()))
     if len(forms) > 1:
         raise InvalidForm("an answer has one form")
-    return forms[0] if forms else None
+    form = forms[0] if forms else None
+    return form if sampling.tools is None else Form("tools", sampling.tools, form)

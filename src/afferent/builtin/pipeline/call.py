@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from afferent.builtin.pipeline.request import End, GenerateRequest, Message, Output, ScoredToken
+from afferent.builtin.pipeline.request import (
+    CallPart,
+    End,
+    GenerateRequest,
+    Message,
+    Output,
+    ScoredToken,
+)
 from afferent.errors import AfferentError
 
 ModelNames = str | tuple[str, ...]
@@ -20,6 +27,7 @@ class Answer:
     text: str
     end: End
     logprobs: tuple[ScoredToken, ...] = ()
+    calls: tuple[CallPart, ...] = ()
 
 
 class Reply(Protocol):

@@ -51,6 +51,12 @@ class ChatTemplate:
         # A role that the model was not trained with would be an unknown word to it.
         self.has_tool_role = _has_role(template, "tool")
         self.has_developer_role = _has_role(template, "developer")
+        self.has_calls = "tool_calls" in for_tools
+        """Whether the assistant's messages may have tool calls."""
+        is_json = "<tool_call>" in for_tools and "<function=" not in for_tools
+        self.call_marks = ("<tool_call>", "</tool_call>") if is_json else None
+        """Texts around a call, which is JSON; ``None``: calls have another format, or none."""
+        self.calls_have_lines = re.search(r"<tool_call>(\n|\\n)", for_tools) is not None
         self.is_constant = _CHANGES.search(template) is None
         """Whether the same messages always give the same text."""
         self._names = special_names(folder)

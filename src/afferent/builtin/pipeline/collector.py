@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from afferent.builtin.pipeline.call import Answer
-from afferent.builtin.pipeline.request import End, Output, PromptInfo, ScoredToken, TextDelta
+from afferent.builtin.pipeline.request import (
+    CallDelta,
+    CallPart,
+    End,
+    Output,
+    PromptInfo,
+    ScoredToken,
+    TextDelta,
+)
 from afferent.errors import InternalError
 
 
@@ -17,6 +27,7 @@ class AnswerCollector:
     def __init__(self, num_answers: int = 1) -> None:
         self._texts: list[list[str]] = [[] for _ in range(num_answers)]
         self._tokens: list[list[ScoredToken]] = [[] for _ in range(num_answers)]
+        self._calls: list[list[CallPart]] = [[] for _ in range(num_answers)]
         self._ends: dict[int, End] = {}
         self.digests: tuple[bytes, ...] = ()
         """Digests of the prompt's media."""
@@ -28,8 +39,26 @@ class AnswerCollector:
             case TextDelta(text, index, logprobs):
                 self._texts[index].append(text)
                 self._tokens[index] += logprobs
+            case CallDelta(index, number, name, arguments):
+                calls = self._calls[index]
+                if number == len(calls):
+                    calls.append(CallPart(name, arguments))
+                else:
+                    calls[number] = replace(
+                        calls[number], arguments=calls[number].arguments + arguments
+                    )
             case End():
                 self._ends[output.index] = output
+
+    @property
+    def text_so_far(self) -> tuple[str, tuple[ScoredToken, ...]]:
+        """Text and log-probabilities of the first answer, as far as they have arrived."""
+        return "".join(self._texts[0]), tuple(self._tokens[0])
+
+    @property
+    def calls_so_far(self) -> list[CallPart]:
+        """Tool calls of the first answer, as far as they have arrived."""
+        return self._calls[0]
 
     def complete(self) -> list[Answer]:
         """Return the complete answers.
@@ -40,6 +69,8 @@ class AnswerCollector:
         if len(self._ends) != len(self._texts):
             raise InternalError("an answer has no end")
         return [
-            Answer("".join(text), self._ends[index], tuple(tokens))
-            for index, (text, tokens) in enumerate(zip(self._texts, self._tokens, strict=True))
+            Answer("".join(text), self._ends[index], tuple(tokens), tuple(calls))
+            for index, (text, tokens, calls) in enumerate(
+                zip(self._texts, self._tokens, self._calls, strict=True)
+            )
         ]

@@ -20,7 +20,7 @@ from msgspec import Struct, structs
 from afferent import keys
 from afferent.builtin.pipeline.call import Call
 from afferent.builtin.pipeline.collector import AnswerCollector
-from afferent.builtin.pipeline.request import End, Message, Output, Part, TextPart
+from afferent.builtin.pipeline.request import CallPart, End, Message, Output, Part, TextPart
 from afferent.errors import AfferentError, Param, ResponseNotFound
 from afferent.items.acquire import handle_if_there
 from afferent.items.request import Detail, MediaPart, SeenMedia
@@ -63,9 +63,14 @@ class _Media(Struct, frozen=True, array_like=True, tag="media", forbid_unknown_f
     detail: Detail
 
 
+class _Call(Struct, frozen=True, array_like=True, tag="call", forbid_unknown_fields=True):
+    name: str
+    arguments: str
+
+
 class _Turn(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     role: str
-    parts: list[_Text | _Media]
+    parts: list[_Text | _Media | _Call]
 
 
 class Conversation(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -185,7 +190,8 @@ class History:
     async def _keep(self, call: Call, collector: AnswerCollector) -> None:
         generate, (answer,) = call.generate, collector.complete()
         said = generate.messages[1:] if call.instructions else generate.messages
-        last = Message("assistant", (TextPart(answer.text),))
+        text = (TextPart(answer.text),) if answer.text or not answer.calls else ()
+        last = Message("assistant", (*text, *answer.calls))
         if generate.template.continues_last:
             said, begun = said[:-1], said[-1]
             last = Message("assistant", (*begun.parts, *last.parts))
@@ -221,16 +227,20 @@ def not_found(response_id: str, *, param: Param | None = None) -> ResponseNotFou
     return ResponseNotFound(f"the response {response_id!r} is not kept: {_WHY}", param=param)
 
 
-def _kept(part: Part, digests: Iterator[bytes]) -> _Text | _Media:
+def _kept(part: Part, digests: Iterator[bytes]) -> _Text | _Media | _Call:
     match part:
+        case CallPart(name, arguments):
+            return _Call(name, arguments)
         case TextPart(text):
             return _Text(text)
         case MediaPart():
             return _Media(part.modality, next(digests), part.detail)
 
 
-def _part(part: _Text | _Media) -> Part:
+def _part(part: _Text | _Media | _Call) -> Part:
     match part:
+        case _Call(name, arguments):
+            return CallPart(name, arguments)
         case _Text(text):
             return TextPart(text)
         case _Media(modality, digest, detail):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
+from afferent.builtin.pipeline.call_reader import CallReader
 from afferent.builtin.pipeline.prompt import Detokenizer
 from afferent.builtin.pipeline.request import (
     End,
@@ -41,6 +42,7 @@ class AnswerWriter:
     min_tokens: int = 0
     """Minimum tokens before a stop string ends the answer."""
     stop_token_ids: tuple[int, ...] = ()
+    calls: CallReader | None = None
     num_tokens: int = field(default=0, init=False)
 
     def feed(self, tokens: Tokens) -> list[Output]:
@@ -52,7 +54,11 @@ class AnswerWriter:
                 self._scored(write, token, logprobs)
                 for token, logprobs in zip(tokens.token_ids, tokens.logprobs, strict=False)
             )
-        outputs: list[Output] = [TextDelta(text, self.index, scored)] if text or scored else []
+        outputs = self._said(text)
+        if scored and outputs and isinstance(outputs[0], TextDelta):
+            outputs[0] = replace(outputs[0], logprobs=scored)
+        elif scored:
+            outputs.insert(0, TextDelta("", self.index, scored))
         if self.matcher.met is not None:
             outputs.append(self._end("stop", self.matcher.met))
         return outputs
@@ -70,8 +76,11 @@ class AnswerWriter:
             self.num_tokens += 1
             text += self.detokenizer.feed([token_id])
         text += self.detokenizer.flush()
-        rest: list[Output] = [TextDelta(text, self.index)] if text else []
-        return [*rest, self._end(reason, token_id if token_id in self.stop_token_ids else None)]
+        outputs = self._said(text)
+        if self.calls is not None:
+            outputs += self.calls.flush()
+        stop = token_id if token_id in self.stop_token_ids else None
+        return [*outputs, self._end(reason, stop)]
 
     def _text(self, token_ids: Sequence[int]) -> str:
         num_early = min(max(0, self.min_tokens - self.num_tokens), len(token_ids))
@@ -79,6 +88,11 @@ class AnswerWriter:
         early, others = token_ids[:num_early], token_ids[num_early:]
         text = self.matcher.feed(self.detokenizer.feed(early), may_end=False) if early else ""
         return text + (self.matcher.feed(self.detokenizer.feed(others)) if others else "")
+
+    def _said(self, text: str) -> list[Output]:
+        if self.calls is not None:
+            return self.calls.feed(text)
+        return [TextDelta(text, self.index)] if text else []
 
     def _end(self, reason: Literal["stop", "length"], stop: str | int | None = None) -> End:
         return End(reason, Usage(self.num_prompt_tokens, self.num_tokens), self.index, stop)

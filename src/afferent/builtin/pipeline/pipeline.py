@@ -16,6 +16,7 @@ from afferent.builtin.pipeline import capabilities
 from afferent.builtin.pipeline.generate import AnswerWriter, merge
 from afferent.builtin.pipeline.prompt import Prompt, PromptBuilder
 from afferent.builtin.pipeline.request import (
+    CallPart,
     End,
     GenerateRequest,
     Output,
@@ -101,6 +102,9 @@ class Pipeline:
         """
         if self.engine.info is None:
             raise EngineUnavailable("the engine is not ready; try again")
+        if (use := request.tool_use) is not None:
+            form = msgspec.json.encode(self._prompts.tool_form(use)).decode()
+            request = msgspec.structs.replace(request, tools=form)
         trace = own.trace
         trace.media, trace.where = counting.media_of(request.media), "preprocess"
         self._items.check(request.items)
@@ -140,7 +144,7 @@ class Pipeline:
                 prompts = [item.prompt for item in ready]
                 if with_features:
                     sizes = [item.handle.nbytes for item in ready]
-            prompt, _ = await self._prompt(request, prompts, trace)
+            prompt, _ = await self._prompt(request, prompts, trace, may_reduce=False)
             items = [
                 RenderedItem(
                     modality=item.modality,
@@ -179,12 +183,12 @@ class Pipeline:
         with found.awaited():
             if (prompts := found.prompts) is not None:
                 # Too long prompts are refused before any work is done.
-                prompt, sampling = await self._prompt(request, prompts, trace)
+                prompt, sampling = await self._prompt(request, prompts, trace, may_reduce=True)
                 ready = await self._items.prepare(request_id, found, trace)
             else:
                 ready = await self._items.prepare(request_id, found, trace)
                 prompts = [item.prompt for item in ready]
-                prompt, sampling = await self._prompt(request, prompts, trace)
+                prompt, sampling = await self._prompt(request, prompts, trace, may_reduce=True)
         items = [
             Item(part.modality, item.key, item.handle, placeholder)
             for part, item, placeholder in zip(
@@ -227,11 +231,14 @@ class Pipeline:
         return AnswerWriter(
             index,
             len(engine_request.token_ids),
-            self._prompts.detokenizer(skips_special=request.skips_special),
+            self._prompts.detokenizer(
+                skips_special=request.skips_special and request.tool_use is None
+            ),
             StopMatcher(request.stop, request.includes_stop),
             request.logprobs.write if request.logprobs is not None else None,
             engine_request.sampling.min_tokens,
             engine_request.sampling.stop_token_ids,
+            self._prompts.call_reader(request.tool_use, index),
         )
 
     async def _generate(
@@ -277,9 +284,17 @@ class Pipeline:
             trace.num_answer_tokens += writer.num_tokens
 
     async def _prompt(
-        self, request: GenerateRequest, written: Sequence[ItemPrompt], trace: Trace
+        self,
+        request: GenerateRequest,
+        written: Sequence[ItemPrompt],
+        trace: Trace,
+        *,
+        may_reduce: bool,
     ) -> tuple[Prompt, Sampling]:
         """Return the prompt's tokens and the sampling.
+
+        Args:
+            may_reduce: Whether a larger ``max_tokens`` is reduced to the rest of the context.
 
         Raises:
             PromptTooLong: The prompt and the requested answer exceed the model's context.
@@ -292,13 +307,15 @@ class Pipeline:
         texts = [p for m in request.messages for p in m.parts if isinstance(p, TextPart)]
         num_characters = sum(len(part.text) for part in texts) + request.template.num_characters
         num_characters += len(request.prompt or "")
+        calls = [p for m in request.messages for p in m.parts if isinstance(p, CallPart)]
+        num_characters += sum(len(call.name) + len(call.arguments) for call in calls)
         # Tokenizing costs time and memory; too long texts are refused by their length.
         if num_characters > limit * self._prompts.max_token_characters:
             raise PromptTooLong(
                 f"the text has {num_characters} characters; the model has room for {limit} tokens",
                 param=Param.MESSAGES,
             )
-        num_parts = len(request.messages) + len(texts)
+        num_parts = len(request.messages) + len(texts) + len(calls)
         if num_characters + _PART_CHARACTERS * num_parts < _LONG_TEXT:
             prompt = self._build(request, written)
         else:
@@ -307,12 +324,15 @@ class Pipeline:
         trace.stage(start_ns, "tokenize", note=f"{num_tokens} tokens")
         room = limit - num_tokens
         max_tokens = room if request.max_tokens is None else request.max_tokens
-        if room < 1 or max_tokens > room:
+        needed = max(1, request.min_tokens or 0) if may_reduce else max(1, max_tokens)
+        if needed > room:
             raise PromptTooLong(
-                f"the prompt has {num_tokens} tokens and {max(max_tokens, 1)} were asked for; "
+                f"the prompt has {num_tokens} tokens and {needed} were asked for; "
                 f"the model has room for {limit} in all",
                 param=Param.MESSAGES,
             )
+        if max_tokens > room:
+            max_tokens = trace.reduced_to = room
         sampling = self._sampling.apply(request, max_tokens=max_tokens)
         return prompt, capabilities.within(info, sampling)
 

@@ -7,6 +7,7 @@ seconds, in every frontend.
 from __future__ import annotations
 
 import copy
+import json
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,16 +18,30 @@ import msgspec
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from afferent.builtin.pipeline.call_reader import CallReader
 from afferent.builtin.pipeline.chat_template import STAND_IN, ChatTemplate
 from afferent.builtin.pipeline.prompt_memory import PromptMemory
-from afferent.builtin.pipeline.request import Message, SamplingDefaults, TemplateOptions, TextPart
+from afferent.builtin.pipeline.request import (
+    CallPart,
+    Message,
+    SamplingDefaults,
+    TemplateOptions,
+    TextPart,
+    ToolUse,
+)
 from afferent.builtin.pipeline.vllm_messages import Written, as_vllm
-from afferent.errors import ConfigError, InternalError, InvalidRequest, Param
+from afferent.errors import (
+    ConfigError,
+    InternalError,
+    InvalidRequest,
+    Param,
+    UnsupportedParameter,
+)
 from afferent.items.request import MediaPart
 from afferent.media.families.family import Family, MediaTokens, read_json
 from afferent.media.families.plan import Prompt as ItemPrompt
 from afferent.media.families.tokenizer import read_tokenizer
-from afferent.types import Modality, Placeholder
+from afferent.types import Modality, Placeholder, ToolForm
 
 _MAX_PIECES = 4096
 
@@ -76,6 +91,11 @@ class PromptBuilder:
         self.max_token_characters = max(map(len, self._tokenizer.get_vocab()))
         """Upper bound of the characters in one token."""
         self._template, self._as_vllm = ChatTemplate(folder), as_vllm
+        marks = self._template.call_marks
+        self._special_marks = marks is not None and all(
+            any(token.content == mark and token.special for token in added.values())
+            for mark in marks
+        )
         self._memory = PromptMemory(self._marked)
         self._pieces: dict[str, list[int]] = {}
 
@@ -129,6 +149,35 @@ class PromptBuilder:
             )
         in_order = range(len(media))
         return Prompt(token_ids, [placeholders[i] for i in in_order], [spans[i] for i in in_order])
+
+    def tool_form(self, use: ToolUse) -> ToolForm:
+        """Return the format of calls that the model's chat template has.
+
+        Raises:
+            UnsupportedParameter: It has none.
+        """
+        if (marks := self._template.call_marks) is None:
+            raise UnsupportedParameter(
+                "tools are not supported: the model's chat template has no calls in the format of "
+                "Hermes and Qwen, which are JSON between <tool_call> and </tool_call>",
+                param="tools",
+            )
+        begin, end = marks
+        if self._template.calls_have_lines:
+            begin, end = f"{begin}\n", f"\n{end}"
+        return ToolForm(
+            functions=list(use.functions),
+            begin=begin,
+            end=end,
+            is_special=self._special_marks,
+            must_call=use.must_call,
+            is_parallel=use.is_parallel,
+        )
+
+    def call_reader(self, use: ToolUse | None, index: int) -> CallReader | None:
+        """Return the reader of calls in an answer of a request with tools."""
+        marks = self._template.call_marks
+        return None if use is None or marks is None else CallReader(index, *marks)
 
     @property
     def merges_system(self) -> bool:
@@ -207,17 +256,27 @@ class PromptBuilder:
         return Detokenizer(self._tokenizer, skips_special=skips_special)
 
     def _as_dict(self, message: Message, quoted: list[str]) -> Written:
-        content = []
+        content: list[dict[str, Any]] = []
+        calls: list[dict[str, Any]] = []
         for part in message.parts:
             match part:
                 case MediaPart(modality):
                     content.append({"type": str(modality)})
                 case TextPart(text):
                     content.append({"type": "text", "text": self._quote(text, quoted)})
+                case CallPart() if self._template.has_calls:
+                    calls.append(self._quote_in(_as_call(part), quoted))
+                case CallPart(name, arguments):
+                    call = f'{{"name": {_encode(name)}, "arguments": {arguments}}}'
+                    text = f"<tool_call>\n{call}\n</tool_call>"
+                    text = f"\n{text}" if content else text
+                    content.append({"type": "text", "text": self._quote(text, quoted)})
         is_known = message.role != "tool" or self._template.has_tool_role or self._as_vllm
         # The renderer for vLLM takes any role, which a template may write.
         role = self._quote(message.role, quoted) if is_known else "user"
-        written = {"role": role, "content": content}
+        written: dict[str, Any] = {"role": role, "content": content}
+        if calls:
+            written["tool_calls"] = calls
         return written | self._quote_in(message.extra, quoted) if message.extra else written
 
     def _quote(self, text: str, quoted: list[str]) -> str:
@@ -249,6 +308,19 @@ class PromptBuilder:
             else:
                 token_ids += _tokens_of(piece, self._tokenizer)
         return token_ids
+
+
+def _as_call(part: CallPart) -> dict[str, Any]:
+    """Return a call in the format that chat templates expect: its arguments are an object."""
+    try:
+        arguments = json.loads(part.arguments)
+    except (ValueError, RecursionError):
+        arguments = part.arguments
+    return {"type": "function", "function": {"name": part.name, "arguments": arguments}}
+
+
+def _encode(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _tokens_of(text: str, tokenizer: Tokenizer) -> list[int]:

@@ -6,8 +6,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from afferent.builtin.pipeline.request import Message, TemplateOptions
-from afferent.items.request import MediaPart
+from afferent.builtin.pipeline.request import CallPart, Message, TemplateOptions, TextPart
 from afferent.types import Modality
 
 _MOST_PROMPTS: Final = 256
@@ -53,14 +52,19 @@ class PromptMemory:
 def _key(messages: Sequence[Message], options: TemplateOptions, tenant: str) -> _Key | None:
     """Return the cache key.
 
-    It is ``None`` if the text is long, the template has variables, or a message has further keys.
+    It is ``None`` if the text is long, the template has variables, or a message has further keys or
+    tool calls.
     """
     if options.variables or any(message.extra for message in messages):
         return None
     num_characters, said = 0, []
     for message in messages:
+        if any(isinstance(part, CallPart) for part in message.parts):
+            return None
         words = tuple(
-            (part.modality,) if isinstance(part, MediaPart) else part.text for part in message.parts
+            part.text if isinstance(part, TextPart) else (part.modality,)
+            for part in message.parts
+            if not isinstance(part, CallPart)
         )
         num_characters += _PART_CHARACTERS * (1 + len(words)) + sum(
             len(each) for each in words if isinstance(each, str)

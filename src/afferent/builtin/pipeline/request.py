@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from afferent.admission.shares import NAMELESS, Share
 from afferent.items.request import ItemRequest, MediaPart
-from afferent.types import Modality, Placeholder, Sampling
+from afferent.types import Modality, Placeholder, Sampling, ToolFunction
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -21,7 +21,15 @@ class TextPart:
     text: str
 
 
-Part = TextPart | MediaPart
+@dataclass(frozen=True, slots=True)
+class CallPart:
+    """Tool call in a message of the assistant; ``arguments`` is JSON."""
+
+    name: str
+    arguments: str
+
+
+Part = TextPart | MediaPart | CallPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,21 @@ class TemplateOptions:
     continues_last: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """Tools that the answer may call.
+
+    Attributes:
+        functions: The tools.
+        must_call: Whether the answer consists of calls.
+        is_parallel: Whether there may be several calls.
+    """
+
+    functions: tuple[ToolFunction, ...]
+    must_call: bool = False
+    is_parallel: bool = True
+
+
 class GenerateRequest(Struct, frozen=True, kw_only=True):
     """Request for answers; ``None`` means the model's default.
 
@@ -104,6 +127,9 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     choice: tuple[str, ...] | None = None
     form_param: str | None = None
     """The API's parameter that requested one of these three structured outputs."""
+    tool_use: ToolUse | None = None
+    tools: str | None = None
+    """`ToolForm` of ``tool_use`` as JSON, in the format of the model's chat template."""
     stop: tuple[str, ...] = ()
     includes_stop: bool = False
     """Whether the stop string or token that ended the answer is a part of its text."""
@@ -234,4 +260,21 @@ class PromptInfo:
     num_prompt_tokens: int
 
 
-Output = PromptInfo | TextDelta | End
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """Piece of a tool call.
+
+    Attributes:
+        index: Number of the answer.
+        number: Number of the call in the answer.
+        name: Name of the tool, in the first piece of a call; then empty.
+        arguments: Next piece of the arguments' JSON.
+    """
+
+    index: int
+    number: int
+    name: str = ""
+    arguments: str = ""
+
+
+Output = PromptInfo | TextDelta | CallDelta | End

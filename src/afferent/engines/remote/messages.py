@@ -12,13 +12,13 @@ from afferent.errors import FormatError
 from afferent.runtime.versions import mismatch, version_behind
 from afferent.types import Failure, NonNegative, RequestId, Span, TokenLogprobs, decode
 
-VERSION = 4
+VERSION = 5
 """Version of all messages between frontends and an engine.
 
 The version's position in `FrontendHello` and in `Refused` never changes, so that processes of any
 two versions can name both.
 """
-SCHEMA = "4-0fed575182fe9baa5624b9dd5189f67c"
+SCHEMA = "5-b3b8c049e73ac2362bbae47bdaf84651"
 """The version, and the digest of its messages (`tests.wire_schema`)."""
 
 

@@ -10,8 +10,11 @@ from afferent.builtin.apis import openai, parameters, schema
 from afferent.builtin.apis.asking import BuiltinApi, with_parameters, with_template
 from afferent.builtin.apis.chat.input import read_messages
 from afferent.builtin.apis.chat.schema import ChatRequest
+from afferent.builtin.apis.chat.tools import add_tools
+from afferent.builtin.apis.tools import call_id
 from afferent.builtin.pipeline.call import Answer, Call, Reply
 from afferent.builtin.pipeline.request import (
+    CallDelta,
     End,
     GenerateRequest,
     Logprobs,
@@ -45,6 +48,7 @@ class OpenAIChat(BuiltinApi[ChatRequest]):
         generate = with_template(
             with_parameters(generate, chat), chat, effort=chat.reasoning_effort
         )
+        generate = add_tools(generate, chat)
         return Call(generate, bool(chat.stream), _reply(chat, request_id))
 
 
@@ -69,14 +73,16 @@ class _ChatReply:
         self._request_id = request_id
         self._head = {"id": request_id, "created": int(time.time()), "model": model}
         self._ends: list[End] = []
+        self._callers: set[int] = set()
+        """Answers with tool calls."""
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         choices = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": answer.text, "refusal": None},
+                "message": self._message(answer, index),
                 "logprobs": _logprobs(answer.logprobs),
-                "finish_reason": answer.end.reason,
+                "finish_reason": _reason(answer.end, has_calls=bool(answer.calls)),
                 "stop_reason": answer.end.stop,
             }
             for index, answer in enumerate(answers)
@@ -92,6 +98,9 @@ class _ChatReply:
         match output:
             case TextDelta(text, index, logprobs):
                 return [self._chunk(index, {"content": text}, logprobs=_logprobs(logprobs))]
+            case CallDelta(index):
+                self._callers.add(index)
+                return [self._chunk(index, {"tool_calls": [self._call_delta(output)]})]
             case End():
                 self._ends.append(output)
                 return [self._chunk(output.index, {}, end=output)]
@@ -107,6 +116,29 @@ class _ChatReply:
     def fail(self, error: AfferentError) -> list[bytes]:
         return [openai.frame(CHAT.error_body(error, self._request_id))]
 
+    def _message(self, answer: Answer, index: int) -> dict[str, Any]:
+        content = answer.text if answer.text or not answer.calls else None
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if answer.calls:
+            message["tool_calls"] = [
+                {
+                    "id": call_id(self._request_id, index, number),
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for number, call in enumerate(answer.calls)
+            ]
+        return message
+
+    def _call_delta(self, delta: CallDelta) -> dict[str, Any]:
+        piece: dict[str, Any] = {"index": delta.number}
+        function = {"arguments": delta.arguments}
+        if delta.name:
+            identity = call_id(self._request_id, delta.index, delta.number)
+            piece |= {"id": identity, "type": "function"}
+            function = {"name": delta.name, **function}
+        return {**piece, "function": function}
+
     def _chunk(
         self,
         index: int,
@@ -116,11 +148,12 @@ class _ChatReply:
         end: End | None = None,
     ) -> bytes:
         reason = {} if end is None else {"stop_reason": end.stop}
+        finish = None if end is None else _reason(end, has_calls=index in self._callers)
         choice = {
             "index": index,
             "delta": delta,
             "logprobs": logprobs,
-            "finish_reason": None if end is None else end.reason,
+            "finish_reason": finish,
             **reason,
         }
         usage = {"usage": None} if self._with_usage else {}
@@ -128,6 +161,10 @@ class _ChatReply:
 
     def _event(self, body: dict[str, Any]) -> bytes:
         return openai.frame({**self._head, "object": "chat.completion.chunk", **body})
+
+
+def _reason(end: End, *, has_calls: bool) -> str:
+    return "tool_calls" if has_calls and end.reason == "stop" else end.reason
 
 
 def _logprobs(tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ nothing to a model that takes text and media.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -108,6 +108,12 @@ class ChatRequest(OpenAIRequest, kw_only=True):
     logprobs: bool | None = None
     reasoning_effort: Annotated[str, Meta(max_length=64)] | None = None
     response_format: forms.OutputFormat | None = None
+    # Parsed only if the choice is not "none": without it, they mean nothing.
+    tools: Raw | UnsetType = UNSET
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    functions: Raw | UnsetType = UNSET
+    function_call: Any = None
     guided_json: forms.GivenSchema = UNSET
     guided_regex: str | None = None
     guided_choice: list[str] | None = None

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct, structs
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
 
 from afferent.builtin.apis import forms, parameters, schema
 from afferent.builtin.apis.api import TokenCount
 from afferent.builtin.apis.asking import BuiltinApi, with_parameters, with_template
 from afferent.builtin.apis.messages.events import AnthropicReply, count_body
 from afferent.builtin.apis.messages.input import InputMessage, Text, read_messages
+from afferent.builtin.apis.messages.tools import add_tools
 from afferent.builtin.pipeline.call import Call
 from afferent.builtin.pipeline.request import GenerateRequest, Rendered
 from afferent.media.body.cutter import MediaKeys
@@ -36,6 +37,8 @@ class _Request(schema.ConversationRequest, kw_only=True):
     temperature: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     output_config: _OutputConfig | None = None
     output_format: forms.OutputFormat | None = None
+    tools: Raw | UnsetType = UNSET
+    tool_choice: Any = None
 
     def form(self) -> forms.Form:
         """See `AnyRequest.form`."""
@@ -63,7 +66,8 @@ class _Request(schema.ConversationRequest, kw_only=True):
             stop=tuple(self.stop_sequences or ()),
         )
         is_begun = self.messages[-1].role == "assistant"
-        return with_template(with_parameters(generate, self), self, continues=is_begun)
+        generate = with_template(with_parameters(generate, self), self, continues=is_begun)
+        return add_tools(generate, self.tools, self.tool_choice)
 
 
 class MessagesRequest(_Request, kw_only=True):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from msgspec import Struct
-
+from afferent.builtin.apis.chat.tools import ChatTool
 from afferent.builtin.apis.rendering.prompt_request import (
     Conversation,
-    Function,
     PromptRequest,
     Turns,
 )
@@ -17,22 +15,6 @@ from afferent.builtin.apis.rendering.vllm_turns import in_order_of_chat
 from afferent.builtin.pipeline.request import VllmRules
 from afferent.errors import InvalidRequest
 from afferent.media.body.raw import RawMedia
-
-
-class ChatTool(Struct, kw_only=True):
-    """Tool of a chat completion."""
-
-    function: Function
-    type: Literal["function"] = "function"
-    defer_loading: bool | None = None
-
-    def for_template(self) -> dict[str, Any]:
-        """Return the tool with the keys that vLLM hands to a chat template."""
-        if self.defer_loading is None:
-            return self.function.as_tool()
-        if self.function.defer_loading is None:
-            self.function.defer_loading = self.defer_loading
-        return self.function.as_tool(defer_loading=self.defer_loading)
 
 
 class ChatPrompt(PromptRequest, kw_only=True):

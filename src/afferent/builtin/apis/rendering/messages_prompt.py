@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, structs
 
 from afferent.builtin.apis import schema
+from afferent.builtin.apis.messages.tools import AnthropicTool
 from afferent.builtin.apis.rendering.prompt_request import (
     Conversation,
-    Function,
     PromptRequest,
     Tools,
 )
@@ -33,26 +33,6 @@ class _Source(Struct):
     media_type: str = "image/jpeg"
     data: str = ""
     url: str = ""
-
-
-class AnthropicTool(Struct, kw_only=True):
-    """Tool of the Messages API."""
-
-    name: str
-    input_schema: dict[str, Any]
-    description: str | None = None
-    strict: bool | None = None
-    defer_loading: bool | None = None
-
-    def for_template(self) -> dict[str, Any]:
-        """Return the tool with the keys that vLLM hands to a chat template."""
-        return Function(
-            name=self.name,
-            description=self.description,
-            parameters={**self.input_schema, "type": self.input_schema.get("type", "object")},
-            strict=self.strict,
-            defer_loading=self.defer_loading,
-        ).as_tool()
 
 
 class _Change(Struct, kw_only=True):

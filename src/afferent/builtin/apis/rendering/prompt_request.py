@@ -183,31 +183,4 @@ def _options(
     )
 
 
-class Function(Struct, kw_only=True):
-    """Function of a tool."""
-
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    defer_loading: bool | None = None
-
-    def as_tool(self, **extra: Any) -> dict[str, Any]:
-        """Return the tool with this function, for a chat template.
-
-        Args:
-            extra: Further keys of the tool.
-        """
-        function: dict[str, Any] = {
-            "name": self.name,
-            "description": self.description,
-            "parameters": self.parameters,
-        }
-        if self.strict is not None:
-            function["strict"] = self.strict
-        if self.defer_loading is not None:
-            function["defer_loading"] = self.defer_loading
-        return {"type": "function", "function": function, **extra}
-
-
 Turns = Annotated[list[Turn], Meta(min_length=1, max_length=schema.MAX_PARTS)]

@@ -15,11 +15,11 @@ from msgspec import Meta, Struct
 from afferent.builtin.apis import schema
 from afferent.builtin.apis.rendering.prompt_request import (
     Conversation,
-    Function,
     PromptRequest,
     Tools,
 )
 from afferent.builtin.apis.rendering.vllm_turns import Turn
+from afferent.builtin.apis.tools import Function
 from afferent.builtin.pipeline.request import VllmRules
 from afferent.errors import InvalidRequest, UnsupportedParameter
 from afferent.media.body.raw import RawMedia

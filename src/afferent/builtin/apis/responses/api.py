@@ -15,6 +15,8 @@ from afferent.builtin.apis.openai import OpenAIRequest
 from afferent.builtin.apis.responses.events import ResponsesReply
 from afferent.builtin.apis.responses.input import InputItem, read_input
 from afferent.builtin.apis.responses.kept import LOOKUPS
+from afferent.builtin.apis.responses.tools import read_choice, read_tools
+from afferent.builtin.apis.tools import with_tools
 from afferent.builtin.pipeline.call import Call
 from afferent.builtin.pipeline.request import GenerateRequest, Logprobs, Message, Rendered, TextPart
 from afferent.media.body.received import ReceivedBody
@@ -68,10 +70,12 @@ class ResponsesRequest(OpenAIRequest, kw_only=True):
     text: _Text | None = None
     # Repeated by the answer.
     max_tool_calls: Any = None
-    parallel_tool_calls: Any = True
+    parallel_tool_calls: bool | None = True
     prompt_cache_key: Any = None
     safety_identifier: Any = None
     tool_choice: Any = None
+    # Parsed only if the choice is not "none": with it, they mean nothing.
+    tools: Raw | UnsetType = UNSET
     truncation: Any = None
     user: Any = None
 
@@ -100,10 +104,16 @@ class _Responses(BuiltinApi[ResponsesRequest]):
         )
         effort = request.reasoning.effort if request.reasoning is not None else None
         instructions = request.instructions
+        generate = with_template(with_parameters(generate, request), request, effort=effort)
+        choice = read_choice(request.tool_choice)
+        tools = read_tools(request.tools) if choice.mode != "none" else []
+        is_parallel = request.parallel_tool_calls is not False
+        generate = with_tools(generate, tools, choice, is_parallel=is_parallel)
+        reply = ResponsesReply(request_id, _echo(request), has_tools=bool(tools))
         return Call(
-            with_template(with_parameters(generate, request), request, effort=effort),
+            generate,
             is_stream=bool(request.stream),
-            reply=ResponsesReply(request_id, _echo(request)),
+            reply=reply,
             instructions=Message("system", (TextPart(instructions),)) if instructions else None,
             previous_id=request.previous_response_id,
             is_kept=request.store is not False,
@@ -156,8 +166,8 @@ def _echo(request: ResponsesRequest) -> dict[str, Any]:
         "store": request.store is not False,
         "temperature": request.temperature,
         "text": {"format": _format(request)},
-        "tool_choice": "none" if request.tool_choice == "none" else "auto",
-        "tools": [],
+        "tool_choice": request.tool_choice or "auto",
+        "tools": [] if request.tools is UNSET else request.tools,
         "top_logprobs": request.top_logprobs or 0,
         "top_p": request.top_p,
         "truncation": request.truncation or "disabled",

@@ -4,22 +4,41 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from afferent.builtin.apis.events import named_event
+from afferent.builtin.apis.tools import call_id
 from afferent.builtin.pipeline.call import Answer
 from afferent.builtin.pipeline.collector import AnswerCollector
-from afferent.builtin.pipeline.request import End, Output, PromptInfo, ScoredToken, TextDelta, Usage
+from afferent.builtin.pipeline.request import (
+    CallDelta,
+    CallPart,
+    End,
+    Output,
+    PromptInfo,
+    ScoredToken,
+    TextDelta,
+    Usage,
+)
 from afferent.errors import AfferentError, InvalidRequest
 from afferent.proxy.dialects import RESPONSES
 
 
 class ResponsesReply:
-    """Answer with one output item, a message, with one text part; see `Reply`."""
+    """Answer of a message with one text part, and calls of tools; see `Reply`.
 
-    def __init__(self, response_id: str, echo: Mapping[str, Any]) -> None:
+    Invariants:
+        - In a stream, the item ``_num_items - 1`` is open if ``_open`` is set.
+    """
+
+    def __init__(
+        self, response_id: str, echo: Mapping[str, Any], *, has_tools: bool = False
+    ) -> None:
         """Create it; ``echo`` has the repeated fields of the request, such as the model's name."""
-        self._id, self._echo = response_id, echo
+        self._id, self._echo, self._has_tools = response_id, echo, has_tools
+        self._num_items = 0
+        self._open: Literal["message", "call"] | None = None
+        self._open_call = 0
         self._message_id = "msg_" + response_id.removeprefix("resp_")
         self._created_at = int(time.time())
         self._completed_at: int | None = None
@@ -31,14 +50,13 @@ class ResponsesReply:
         status = _status(answer.end)
         if status == "completed" and self._completed_at is None:
             self._completed_at = int(time.time())
-        part = _text_part(answer.text, answer.logprobs)
         return self._response(
             status,
             completed_at=self._completed_at,
             incomplete_details=(
                 {"reason": "max_output_tokens"} if status == "incomplete" else None
             ),
-            output=[self._message(status, [part])],
+            output=self._items(answer, status),
             usage=_usage(answer.end.usage),
         )
 
@@ -47,12 +65,6 @@ class ResponsesReply:
         return [
             self._event("response.created", response=response),
             self._event("response.in_progress", response=response),
-            self._event(
-                "response.output_item.added",
-                output_index=0,
-                item=self._message("in_progress", []),
-            ),
-            self._part_event("response.content_part.added", part=_text_part("", ())),
         ]
 
     def output(self, output: Output) -> list[bytes]:
@@ -61,10 +73,20 @@ class ResponsesReply:
             case PromptInfo():
                 return []
             case TextDelta(text, _, logprobs):
+                if not text and self._open is None and self._has_tools:
+                    return []  # the tokens may begin a call
+                begun = [] if self._open == "message" else self._begin_message()
                 kind = "response.output_text.delta"
-                return [self._part_event(kind, delta=text, logprobs=logprobs)]
+                return [*begun, self._part_event(kind, delta=text, logprobs=logprobs)]
+            case CallDelta(_, number, name, arguments):
+                frames = self._begin_call(number) if name else []
+                if arguments:
+                    kind = "response.function_call_arguments.delta"
+                    frames.append(self._call_event(kind, number, delta=arguments))
+                return frames
             case End():
-                return self._end_of_message()
+                begun = [] if self._num_items else self._begin_message()
+                return [*begun, *self._end_item(_status(output))]
 
     def finish(self) -> list[bytes]:
         answers = self._collector.complete()
@@ -112,25 +134,72 @@ class ResponsesReply:
             "content": content,
         }
 
+    def _items(self, answer: Answer, status: str) -> list[dict[str, Any]]:
+        part = _text_part(answer.text, answer.logprobs)
+        message = [self._message(status, [part])] if answer.text or not answer.calls else []
+        calls = [self._call(status, n, call) for n, call in enumerate(answer.calls)]
+        return [*message, *calls]
+
+    def _call(self, status: str, number: int, call: CallPart) -> dict[str, Any]:
+        return {
+            "id": call_id(self._id, 0, number, "fc_"),
+            "type": "function_call",
+            "status": status,
+            "call_id": call_id(self._id, 0, number),
+            "name": call.name,
+            "arguments": call.arguments,
+        }
+
     # Events
 
-    def _end_of_message(self) -> list[bytes]:
-        (answer,) = self._collector.complete()
-        part = _text_part(answer.text, answer.logprobs)
+    def _begin_message(self) -> list[bytes]:
         return [
-            self._part_event(
-                "response.output_text.done", text=answer.text, logprobs=part["logprobs"]
-            ),
-            self._part_event("response.content_part.done", part=part),
-            self._event(
-                "response.output_item.done",
-                output_index=0,
-                item=self._message(_status(answer.end), [part]),
-            ),
+            *self._begin_item("message", self._message("in_progress", [])),
+            self._part_event("response.content_part.added", part=_text_part("", ())),
         ]
 
+    def _begin_call(self, number: int) -> list[bytes]:
+        begun = self._collector.calls_so_far[number]
+        frames = self._begin_item("call", self._call("in_progress", number, begun))
+        self._open_call = number
+        return frames
+
+    def _begin_item(self, kind: Literal["message", "call"], item: dict[str, Any]) -> list[bytes]:
+        ended = self._end_item("completed")
+        self._open, index = kind, self._num_items
+        self._num_items += 1
+        added = self._event("response.output_item.added", output_index=index, item=item)
+        return [*ended, added]
+
+    def _end_item(self, status: str) -> list[bytes]:
+        kind, self._open = self._open, None
+        if kind is None:
+            return []
+        index = self._num_items - 1
+        if kind == "message":
+            text, logprobs = self._collector.text_so_far
+            part = _text_part(text, logprobs)
+            item = self._message(status, [part])
+            frames = [
+                self._part_event("response.output_text.done", text=text, logprobs=logprobs),
+                self._part_event("response.content_part.done", part=part),
+            ]
+        else:
+            number = self._open_call
+            call = self._collector.calls_so_far[number]
+            item = self._call(status, number, call)
+            kind_done = "response.function_call_arguments.done"
+            frames = [self._call_event(kind_done, number, name=call.name, arguments=call.arguments)]
+        done = self._event("response.output_item.done", output_index=index, item=item)
+        return [*frames, done]
+
+    def _call_event(self, kind: str, number: int, **fields: Any) -> bytes:
+        item_id = call_id(self._id, 0, number, "fc_")
+        return self._event(kind, item_id=item_id, output_index=self._num_items - 1, **fields)
+
     def _part_event(self, kind: str, **fields: Any) -> bytes:
-        place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
+        index = self._num_items - 1
+        place = {"item_id": self._message_id, "output_index": index, "content_index": 0}
         return self._event(kind, **place, **fields)
 
     def _event(self, kind: str, **fields: Any) -> bytes:

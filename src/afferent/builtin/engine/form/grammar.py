@@ -6,6 +6,7 @@ that passes the test works in the worker too.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, cast
@@ -16,24 +17,22 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from afferent.builtin.engine.asked_form import Form
 from afferent.builtin.engine.form.sizes import excess_of_choice, excess_of_schema
 from afferent.errors import ConfigError, InvalidForm
+from afferent.types import ToolForm
 
-_WHITESPACE: Final = r" |\n {0,16}"
-"""Whitespace between the parts of JSON: a space, or a new line with indentation. Without a limit, a
-model that was not trained to write JSON may write whitespace forever.
-"""
 _JSON_OPTIONS: Final[dict[str, Any]] = {
     "item_separator": ",",
     "key_separator": ":",
-    "whitespace_flexible": True,
-    "whitespace_pattern": _WHITESPACE,
+    "whitespace_flexible": False,
     "coerce_one_of": False,
     "lenient": False,
 }
 """All options, so that a schema can't set its own: an answer follows its schema, or there is
-none.
+none. JSON is compact: whitespace costs tokens, and a model may write it forever.
 """
 _OWN_OPTIONS: Final = "x-guidance"
 _LONGEST_ERROR = 500
+_tool_form_decoder = msgspec.json.Decoder(ToolForm)
+_encode = msgspec.json.Encoder().encode
 
 # They are counts, so that a format is refused on every machine or on none. The limits of a step
 # bound the time of a token mask, for any format; the others bound the time to compile a format,
@@ -107,18 +106,83 @@ def no_answer(form: Form) -> InvalidForm:
 def _grammar(form: Form) -> str:
     match form.kind:
         case "json_schema":
-            return _of_schema(form)
-        case "regex":
-            return LLMatcher.grammar_from_regex(form.text)
-        case "choice":
-            texts = msgspec.json.decode(form.text, type=list[str])
-            _check(form, excess_of_choice(texts))
-            return LLMatcher.grammar_from_regex("|".join(f"(?:{_quoted(text)})" for text in texts))
+            text, options = _encode(_schema(form, form.text)).decode(), cast(Any, _JSON_OPTIONS)
+            return LLMatcher.grammar_from_json_schema(text, overrides=options)
+        case "regex" | "choice":
+            return LLMatcher.grammar_from_regex(_expression(form))
+        case "tools":
+            return f"%llguidance {{}}\n{_of_tools(form)}\n"
 
 
-def _of_schema(form: Form) -> str:
+def _expression(form: Form) -> str:
+    if form.kind == "regex":
+        return form.text
+    texts = msgspec.json.decode(form.text, type=list[str])
+    _check(form, excess_of_choice(texts))
+    return "|".join(f"(?:{_quoted(text)})" for text in texts)
+
+
+def _of_tools(form: Form) -> str:
+    """Return the rules for calls, and for a text before them or another answer instead."""
     try:
-        schema = msgspec.json.decode(form.text)
+        tools = _tool_form_decoder.decode(form.text)
+    except msgspec.DecodeError as error:
+        raise InvalidForm(_told(form, "it is no form of tools")) from error
+    begin, end = tools.begin, tools.end
+    rules = [
+        f"calls: {'call+' if tools.is_parallel else 'call'}",
+        f"call: {_written(begin, tools)} body {_written(end, tools)}",
+        "body: " + " | ".join(f"body_{index}" for index in range(len(tools.functions))),
+    ]
+    for index, function in enumerate(tools.functions):
+        head = f'{{"name":{_encode(function.name).decode()},"arguments":'
+        text = bytes(function.parameters).decode()
+        arguments = _json(form, text, lenient=not function.is_strict)
+        rules += [
+            f'body_{index}: {_text(head)} arguments_{index} "}}"',
+            f"arguments_{index}: {arguments}",
+        ]
+    if tools.must_call:
+        start = "calls"
+    elif form.answer is not None:
+        start = f"answer | calls\nanswer: {_inner(form.answer)}"
+    else:
+        mark = _pattern(_quoted(begin))
+        start = "TEXT calls?"
+        rules.append(rf"TEXT: /(.|\n)*/ & ~/(.|\n)*{mark}(.|\n)*/")
+    return "\n".join((f"start: {start}", *rules))
+
+
+def _written(mark: str, tools: ToolForm) -> str:
+    """Return a mark around a call: a special token, or a text."""
+    return mark if tools.is_special else _text(mark)
+
+
+def _text(text: str) -> str:
+    return _encode(text).decode()
+
+
+def _inner(answer: Form) -> str:
+    """Return the right side of the rule for an answer without calls."""
+    if answer.kind == "json_schema":
+        return _json(answer, answer.text, lenient=False)
+    return f"/{_pattern(_expression(answer))}/"
+
+
+def _pattern(expression: str) -> str:
+    """Return a regular expression for a place between slashes."""
+    on_a_line = expression.replace("\n", r"\n")
+    return re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", on_a_line)
+
+
+def _json(form: Form, text: str, *, lenient: bool) -> str:
+    options = _JSON_OPTIONS | {"lenient": lenient}
+    return f"%json {_encode(_schema(form, text) | {_OWN_OPTIONS: options}).decode()}"
+
+
+def _schema(form: Form, text: str) -> dict[str, Any]:
+    try:
+        schema = msgspec.json.decode(text)
     except RecursionError as error:
         raise InvalidForm(_told(form, "it is nested too deep")) from error
     except (msgspec.DecodeError, ValueError) as error:
@@ -129,8 +193,7 @@ def _of_schema(form: Form) -> str:
         raise InvalidForm(_told(form, "it must be an object"))
     schema.pop(_OWN_OPTIONS, None)
     _check(form, excess_of_schema(schema))
-    text, options = msgspec.json.encode(schema).decode(), cast(Any, _JSON_OPTIONS)
-    return LLMatcher.grammar_from_json_schema(text, overrides=options)
+    return schema
 
 
 def _check(form: Form, excess: str | None) -> None:
@@ -146,6 +209,7 @@ def _quoted(text: str) -> str:
 def _told(form: Form, why: str) -> str:
     """Return the message for the client: short, and without positions in our own grammar."""
     what = {"json_schema": "the JSON schema", "regex": "the regex", "choice": "the choice"}
+    what["tools"] = "the tools"
     lines = [line.strip() for line in why.strip().splitlines()]
     if form.kind != "json_schema":
         lines = [line for line in lines if line.startswith("error:")] or lines[:1]

@@ -1,0 +1,81 @@
+"""Tools of chat completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from afferent.builtin.apis import schema
+from afferent.builtin.apis.chat.schema import ChatRequest
+from afferent.builtin.apis.tools import Function, ToolChoice, with_tools
+from afferent.builtin.pipeline.request import GenerateRequest
+from afferent.errors import InvalidRequest
+
+
+class ChatTool(Struct, kw_only=True):
+    """Tool of a chat completion."""
+
+    function: Function
+    type: Literal["function"] = "function"
+    defer_loading: bool | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the tool with the keys that vLLM hands to a chat template."""
+        if self.defer_loading is None:
+            return self.function.as_tool()
+        if self.function.defer_loading is None:
+            self.function.defer_loading = self.defer_loading
+        return self.function.as_tool(defer_loading=self.defer_loading)
+
+
+_WHICH: Final = "tool_choice is none, auto, required, allowed_tools, or names one of the tools"
+_tools_decoder = msgspec.json.Decoder(
+    Annotated[list[ChatTool], Meta(max_length=schema.MAX_PARTS)] | None
+)
+_functions_decoder = msgspec.json.Decoder(
+    Annotated[list[Function], Meta(max_length=schema.MAX_PARTS)] | None
+)
+
+
+def add_tools(generate: GenerateRequest, chat: ChatRequest) -> GenerateRequest:
+    """Add the tools of a chat completion.
+
+    Raises:
+        InvalidRequest: A tool, or the choice, is invalid.
+    """
+    choice = _choice(chat.tool_choice)
+    if chat.tool_choice is None and chat.function_call is not None:
+        old = chat.function_call
+        choice = _choice({"function": old} if isinstance(old, dict) else old)
+    if choice.mode == "none":
+        return generate
+    tools = schema.read_part(_tools_decoder, chat.tools, "tools") or ()
+    old_functions = schema.read_part(_functions_decoder, chat.functions, "functions") or ()
+    functions = [*(tool.function for tool in tools), *old_functions]
+    return with_tools(
+        generate, functions, choice, is_parallel=chat.parallel_tool_calls is not False
+    )
+
+
+def _choice(given: Any) -> ToolChoice:
+    match given:
+        case None:
+            return ToolChoice()
+        case "none" | "auto" | "required":
+            return ToolChoice(given)
+        case {"type": "none" | "auto" | "required" as mode}:
+            return ToolChoice(mode)
+        case {"allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(tools)}}:
+            return ToolChoice(mode, [_name(tool) for tool in tools])
+        case dict():
+            return ToolChoice("required", [_name(given)])
+    raise InvalidRequest(_WHICH, param="tool_choice")
+
+
+def _name(given: Any) -> str:
+    match given:
+        case {"function": {"name": str(name)}}:
+            return name
+    raise InvalidRequest(_WHICH, param="tool_choice")
