@@ -19,6 +19,7 @@ from afferent.engines.protocol import Engine
 from afferent.proxy.http_server.server import HttpServer
 from afferent.proxy.http_server.shared import ConnectionLimits
 from afferent.proxy.responses import refusal_body
+from tests import plain_http
 from tests.builtin.frontends import ScriptedEngine, frontend
 from tests.callbacks import Meter, collector_as_in_a_frontend
 from tests.images import encoded, photo
@@ -56,7 +57,7 @@ def post(port: int, body: bytes) -> tuple[int, str]:
 
 
 def send(port: int, path: str, body: bytes) -> httpx.Response:
-    return httpx.post(f"http://127.0.0.1:{port}{path}", content=body, timeout=60)
+    return plain_http.post(f"http://127.0.0.1:{port}{path}", content=body, timeout=60)
 
 
 # Bodies

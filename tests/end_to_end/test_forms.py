@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field
 
 from afferent.builtin.engine.launch import FORMS
 from afferent.types import MiB
-from tests import schemas
+from tests import plain_http, schemas
 from tests.end_to_end.test_parameters import WAYS, Way
 from tests.models import make_llava
 from tests.server import Server, wait_until
@@ -140,7 +140,7 @@ def test_a_wrong_form_in_each_api(server: Server, way: Way) -> None:
 
 def test_completions(server: Server) -> None:
     asked = {"model": "shapes", "prompt": "The picture shows", "guided_choice": ["a", "b"]}
-    answer = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=60)
+    answer = plain_http.post(f"{server.url}/v1/completions", json=asked, timeout=60)
     assert answer.json()["choices"][0]["text"] in ("a", "b")
 
 

@@ -28,6 +28,7 @@ from afferent.items.request import MediaPart
 from afferent.media.headers.probe import ImageHeader
 from afferent.media.workers.discover import family_of
 from afferent.types import GiB, Modality
+from tests import plain_http
 from tests.media.test_fetch import media_host, send
 from tests.models import make_llava
 from tests.server import Server, ask, data_url, suspended, wait_until
@@ -202,7 +203,7 @@ def test_a_request_is_a_trace_at_a_collector(
     body = ask([data_url(picture, "png")], QUESTION)
     headers = {"traceparent": f"00-{trace_id}-{parent_id}-01"}
     url = f"{explaining.url}/v1/chat/completions"
-    answer = httpx.post(url, json=body, headers=headers, timeout=60)
+    answer = plain_http.post(url, json=body, headers=headers, timeout=60)
     assert answer.status_code == 200
 
     def found() -> list[Any]:
@@ -321,7 +322,7 @@ def test_keep_alive_connections_see_refusals_and_answers(
     server: Server, rng: np.random.Generator
 ) -> None:
     good = ask([data_url(draw_image(rng))], QUESTION)
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with plain_http.Client(base_url=server.url, timeout=60) as client:
         statuses = [
             client.post("/v1/chat/completions", json=body).status_code
             for body in (good, {**good, "model": "no"}, good, {"messages": 3}, good)
