@@ -117,7 +117,7 @@ schema: setup .venv-schema/bin/schemathesis  ## ask a server all that its schema
 
 storm: setup  ## kill every kind of process under load, overload the arena, generate more (45 minutes)
 	@$(BIN)/python -m pytest tests/store tests/schedule tests/media/test_cutter.py \
-		tests/media/test_families.py tests/engine/test_packed.py \
+		tests/media/test_families.py tests/library/test_float_features.py tests/engine/test_packed.py \
 		tests/end_to_end/test_worker_storm.py \
 		tests/end_to_end/test_forms.py tests/end_to_end/test_overload.py tests/end_to_end/test_hostile_media.py \
 		tests/end_to_end/test_kill_storm.py tests/end_to_end/test_engine_mixed.py \
