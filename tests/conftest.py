@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import zlib
 from collections.abc import Generator, Iterator
 
@@ -38,6 +40,23 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False  # the first test comes first
     examples.choose(is_long=config.getoption("--storm"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than cores: some tests wait for timeouts or run alone."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Exempt modules and tests from garbage collections, which would visit a million objects."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

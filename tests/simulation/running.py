@@ -53,9 +53,10 @@ def stage() -> Iterator[None]:
     real, daemon_main.StoreState = daemon_main.StoreState, Observed  # type: ignore[misc]
     real_grids, Pins._grids = Pins._grids, grids_of_stamps  # type: ignore[method-assign]
     logging.disable(logging.CRITICAL)
-    was_enabled = gc.isenabled()
+    was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.collect()
-    gc.freeze()
+    if not was_frozen:
+        gc.freeze()
     gc.disable()  # its runs are not deterministic
     try:
         with simulated(MODULES), followed():
@@ -63,7 +64,8 @@ def stage() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()
         logging.disable(logging.NOTSET)
         daemon_main.StoreState = real  # type: ignore[misc]
         Pins._grids = real_grids  # type: ignore[method-assign]
