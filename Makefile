@@ -60,7 +60,7 @@ test: setup imports  ## run the tests, ARGS="-k name ..." for some of them
 	@$(BIN)/python -m pytest $(or $(strip $(ARGS)),-q -n auto --dist loadfile)
 
 quick: $(VENV)/.quick  ## run the tests that start no process (under a minute, without torch)
-	@$(BIN)/python -m pytest -q $(QUICK) $(ARGS)
+	@$(BIN)/python -m pytest -q -n auto --dist loadfile $(QUICK) $(ARGS)
 
 package: setup  ## build wheel and sdist, install them into an empty environment, check their types
 	@$(BIN)/python -m pytest -q tests/packaging --package -s $(ARGS)
