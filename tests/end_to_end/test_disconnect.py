@@ -26,8 +26,6 @@ from tests.images import encoded, photo
 from tests.media.media_host import media_host
 from tests.server import Server, ask, data_url, suspended, wait_until
 
-pytestmark = pytest.mark.alone
-
 BOUND_S = 10.0
 """A limit for busy machines; the goal is 0.2 s, and the measured time is printed."""
 PATIENCE_S = "60"
