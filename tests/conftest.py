@@ -14,7 +14,7 @@ from afferent.telemetry.journal import JOURNAL
 from afferent.telemetry.registry import REGISTRY
 from tests import examples
 from tests.server import Server
-from tests.turns import turn
+from tests.turns import order, turn
 
 NUM_LINES = 100
 
@@ -61,7 +61,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run the tutorial first, because its commands expect no other store on the machine."""
-    items.sort(key=lambda item: item.get_closest_marker("first") is None)
+    items.sort(key=order)
     for marker, why in _OPTIONAL:
         if not config.getoption(f"--{marker}"):
             for item in items:
