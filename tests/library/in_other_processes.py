@@ -1,0 +1,14 @@
+"""What tests of this package run in other processes: they import no torch, which takes seconds."""
+
+from __future__ import annotations
+
+from afferent import Features, ItemFeatures, SharedItem
+
+
+def make(arguments: tuple[Features, bytes]) -> ItemFeatures:
+    features, data = arguments
+    return features.make(data)
+
+
+def total(item: SharedItem) -> int:
+    return int(item.features()["pixel_values"].sum())
