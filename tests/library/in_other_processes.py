@@ -1,4 +1,4 @@
-"""What tests of this package run in other processes: they import no torch, which takes seconds."""
+"""Functions that run in other processes: they import no torch, which would take seconds."""
 
 from __future__ import annotations
 
