@@ -1,7 +1,7 @@
 """Turns of the workers of one test run: some tests run alone on the machine.
 
-- A test with the marker ``alone`` measures, freezes processes, or overloads the machine. No other
-  test of the run is executed meanwhile.
+- A test with the marker ``alone`` measures or overloads the machine. No other test of the run is
+  executed meanwhile.
 - The test with the marker ``first`` expects no other server on the machine. All other tests wait
   for its end, except those of ``quick.txt``, which start no server.
 

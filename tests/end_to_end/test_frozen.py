@@ -26,8 +26,6 @@ from tests.end_to_end.test_kill_storm import (
 )
 from tests.server import Server, ask, data_url, suspended, wait_until
 
-pytestmark = pytest.mark.alone
-
 QUESTION = "What is in the picture?"
 FROZEN_TIMEOUT_S = 4.0
 SEEN_WITHIN_S = 60.0
