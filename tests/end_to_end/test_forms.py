@@ -187,45 +187,45 @@ QUESTION: list[Any] = [{"role": "user", "content": "What is in the picture?"}]
 
 
 def test_chat_completions_parse(server: Server) -> None:
-    with server.client() as client:
-        answer = client.chat.completions.parse(
-            model="shapes", messages=QUESTION, response_format=Picture, temperature=1, seed=2
+    client = server.client()
+    answer = client.chat.completions.parse(
+        model="shapes", messages=QUESTION, response_format=Picture, temperature=1, seed=2
+    )
+    assert isinstance(answer.choices[0].message.parsed, Picture)
+    with client.chat.completions.stream(
+        model="shapes", messages=QUESTION, response_format=Picture
+    ) as stream:
+        final = stream.get_final_completion()
+    assert isinstance(final.choices[0].message.parsed, Picture)
+    with pytest.raises(openai.LengthFinishReasonError):
+        client.chat.completions.parse(
+            model="shapes", messages=QUESTION, response_format=Picture, max_tokens=3
         )
-        assert isinstance(answer.choices[0].message.parsed, Picture)
-        with client.chat.completions.stream(
-            model="shapes", messages=QUESTION, response_format=Picture
-        ) as stream:
-            final = stream.get_final_completion()
-        assert isinstance(final.choices[0].message.parsed, Picture)
-        with pytest.raises(openai.LengthFinishReasonError):
-            client.chat.completions.parse(
-                model="shapes", messages=QUESTION, response_format=Picture, max_tokens=3
-            )
 
 
 def test_responses_parse(server: Server) -> None:
-    with server.client() as client:
-        answer = client.responses.parse(
-            model="shapes", input=QUESTION, text_format=Picture, temperature=1
+    client = server.client()
+    answer = client.responses.parse(
+        model="shapes", input=QUESTION, text_format=Picture, temperature=1
+    )
+    assert isinstance(answer.output_parsed, Picture)
+    assert answer.text is not None
+    assert answer.text.format is not None
+    assert answer.text.format.type == "json_schema"
+    with client.responses.stream(model="shapes", input=QUESTION, text_format=Picture) as stream:
+        assert isinstance(stream.get_final_response().output_parsed, Picture)
+    with pytest.raises(openai.BadRequestError, match="uniqueItems"):
+        client.responses.create(
+            model="shapes",
+            input=QUESTION,
+            text={
+                "format": {
+                    "type": "json_schema",
+                    "name": "n",
+                    "schema": {"type": "array", "uniqueItems": True},
+                }
+            },
         )
-        assert isinstance(answer.output_parsed, Picture)
-        assert answer.text is not None
-        assert answer.text.format is not None
-        assert answer.text.format.type == "json_schema"
-        with client.responses.stream(model="shapes", input=QUESTION, text_format=Picture) as stream:
-            assert isinstance(stream.get_final_response().output_parsed, Picture)
-        with pytest.raises(openai.BadRequestError, match="uniqueItems"):
-            client.responses.create(
-                model="shapes",
-                input=QUESTION,
-                text={
-                    "format": {
-                        "type": "json_schema",
-                        "name": "n",
-                        "schema": {"type": "array", "uniqueItems": True},
-                    }
-                },
-            )
 
 
 def test_messages_parse(server: Server) -> None:

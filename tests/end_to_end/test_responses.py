@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -30,9 +29,8 @@ def turn(*parts: Any) -> list[Any]:
 
 
 @pytest.fixture
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    with server.client() as running:
-        yield running
+def client(server: Server) -> openai.OpenAI:
+    return server.client()
 
 
 def create(client: openai.OpenAI, given: Any, **parameters: Any) -> Response:
