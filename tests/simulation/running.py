@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from afferent.builtin.engine.core.pins import Pins
 from afferent.store.daemon import main as daemon_main
+from tests.collector import frozen
 from tests.simulation.drawing import plan_of
 from tests.simulation.engine import grids_of_stamps
 from tests.simulation.oracle import Observed
@@ -53,19 +54,15 @@ def stage() -> Iterator[None]:
     real, daemon_main.StoreState = daemon_main.StoreState, Observed  # type: ignore[misc]
     real_grids, Pins._grids = Pins._grids, grids_of_stamps  # type: ignore[method-assign]
     logging.disable(logging.CRITICAL)
-    was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
-    gc.collect()
-    if not was_frozen:
-        gc.freeze()
-    gc.disable()  # its runs are not deterministic
+    was_enabled = gc.isenabled()
     try:
-        with simulated(MODULES), followed():
-            yield
+        with frozen():
+            gc.disable()  # its runs are not deterministic
+            with simulated(MODULES), followed():
+                yield
     finally:
         if was_enabled:
             gc.enable()
-        if not was_frozen:
-            gc.unfreeze()
         logging.disable(logging.NOTSET)
         daemon_main.StoreState = real  # type: ignore[misc]
         Pins._grids = real_grids  # type: ignore[method-assign]
