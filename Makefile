@@ -7,19 +7,6 @@ TORCH := torch==2.13.0
 MODEL ?=
 ARGS ?=
 
-# Pure logic: no process, no server, no torch. What people run while they write.
-QUICK := tests/schedule tests/test_config.py tests/test_errors.py tests/test_keys.py \
-	tests/test_mutants.py tests/test_sizing.py tests/test_structure.py \
-	$(addprefix tests/telemetry/test_,registry.py aggregation.py) \
-	$(addprefix tests/media/test_,cutter.py delivery.py digest.py fetch_policy.py files.py \
-		pace.py probe.py source.py) \
-	$(addprefix tests/proxy/test_,auth.py error_answers.py load.py media_locations.py) \
-	$(addprefix tests/builtin/test_,capabilities.py generate.py messages.py responses.py \
-		tool_calls.py) \
-	$(addprefix tests/store/test_,allocator.py budget.py claims.py codec.py eviction.py jobs.py \
-		objects.py objects_machine.py permits.py reservations.py single_flight.py state.py \
-		state_machine.py verbs.py)
-
 # Servers start sooner from modules that are compiled.
 unexport PYTHONDONTWRITEBYTECODE
 # What builds the site prints no advertisement.
@@ -60,7 +47,7 @@ test: setup imports  ## run the tests, ARGS="-k name ..." for some of them
 	@$(BIN)/python -m pytest $(or $(strip $(ARGS)),-q -n auto --dist loadfile)
 
 quick: $(VENV)/.quick  ## run the tests that start no process (under a minute, without torch)
-	@$(BIN)/python -m pytest -q $(QUICK) $(ARGS)
+	@$(BIN)/python -m pytest -q -n auto --dist loadfile @tests/quick.txt $(ARGS)
 
 package: setup  ## build wheel and sdist, install them into an empty environment, check their types
 	@$(BIN)/python -m pytest -q tests/packaging --package -s $(ARGS)
@@ -117,7 +104,7 @@ schema: setup .venv-schema/bin/schemathesis  ## ask a server all that its schema
 
 storm: setup  ## kill every kind of process under load, overload the arena, generate more (45 minutes)
 	@$(BIN)/python -m pytest tests/store tests/schedule tests/media/test_cutter.py \
-		tests/media/test_families.py tests/engine/test_packed.py \
+		tests/media/test_families.py tests/library/test_float_features.py tests/engine/test_packed.py \
 		tests/end_to_end/test_worker_storm.py \
 		tests/end_to_end/test_forms.py tests/end_to_end/test_overload.py tests/end_to_end/test_hostile_media.py \
 		tests/end_to_end/test_kill_storm.py tests/end_to_end/test_engine_mixed.py \

@@ -40,6 +40,8 @@ ROOT: Final = Path(__file__).parents[1]
 _CHAT, _RENDER = "/v1/chat/completions", "/v1/chat/completions/render"
 _START_TIMEOUT_S = 120.0
 _NUM_PAIRS, _NUM_KNOWN, _NUM_RESAMPLED = 11, 16, 10_000
+_QUICK_PART = 10
+"""A quick run sends one of so many requests."""
 _ARENA = "512MiB"
 
 AfterSample = Callable[[], None]
@@ -88,7 +90,7 @@ def _cases(*, quick: bool) -> list[_Case]:
         return [body_of([("png", files.page(next(numbers)))]) for _ in range(number)]
 
     known = itertools.cycle(pages(_NUM_KNOWN))
-    few = 10 if quick else 1
+    few = _QUICK_PART if quick else 1
     return [
         _Case("text", _CHAT, 16, 400 // few, text),
         _Case("small images", _CHAT, 16, 100 // few, small),

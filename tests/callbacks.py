@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 import os
 import threading
@@ -67,20 +66,6 @@ def measured() -> Iterator[Cost]:
         cost.thread_s = time.thread_time() - thread_s
         cost.process_s = time.process_time() - process_s
         cost.slowness = max(cost.slowness, slowness())
-
-
-@contextlib.contextmanager
-def collector_as_in_a_frontend() -> Iterator[None]:
-    """Exclude existing objects from garbage collection, as a frontend does.
-
-    This takes a while in a test, so one context serves many meters.
-    """
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 @dataclass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import zlib
 from collections.abc import Generator, Iterator
 
@@ -12,7 +14,7 @@ from afferent.telemetry.journal import JOURNAL
 from afferent.telemetry.registry import REGISTRY
 from tests import examples
 from tests.server import Server
-from tests.turns import turn
+from tests.turns import order, turn
 
 NUM_LINES = 100
 
@@ -40,9 +42,26 @@ def pytest_configure(config: pytest.Config) -> None:
     examples.choose(is_long=config.getoption("--storm"))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than cores: some tests wait for timeouts or run alone."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Exempt modules and tests from garbage collections, which would visit a million objects."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run the tutorial first, because its commands expect no other store on the machine."""
-    items.sort(key=lambda item: item.get_closest_marker("first") is None)
+    items.sort(key=order)
     for marker, why in _OPTIONAL:
         if not config.getoption(f"--{marker}"):
             for item in items:

@@ -23,6 +23,7 @@ import psutil
 
 from afferent.conformance.images import DrawnImage
 from afferent.store.client.daemon_store import DaemonStore
+from tests import plain_http
 
 WORKER = "afferent.builtin.engine.worker.main"
 START_TIMEOUT_S = 150.0
@@ -51,6 +52,7 @@ class Server:
         self.lines: list[str] = []
         self._url = ""
         self._announced = threading.Event()
+        self._client: openai.OpenAI | None = None
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "afferent.cli", self._command, "--port", "0"]
@@ -78,6 +80,8 @@ class Server:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._client is not None:
+            self._client.close()
         if self.popen.poll() is None:
             self.popen.send_signal(signal.SIGTERM)
             try:
@@ -110,7 +114,11 @@ class Server:
         return "\n".join(self.lines)
 
     def client(self) -> openai.OpenAI:
-        return openai.OpenAI(**self._connection())
+        """Return the same client each time; it is closed with the server."""
+        if self._client is None:
+            http = openai.DefaultHttpxClient(verify=plain_http.NO_CERTIFICATES)
+            self._client = openai.OpenAI(**self._connection(), http_client=http)
+        return self._client
 
     def async_client(self) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(**self._connection())
@@ -127,10 +135,10 @@ class Server:
     def post_to(self, path: str, body: Any) -> httpx.Response:
         """POST to a path: ``bytes`` unchanged, anything else as JSON."""
         content = {"content": body} if isinstance(body, bytes) else {"json": body}
-        return httpx.post(f"{self.url}{path}", timeout=60, **content)
+        return plain_http.post(f"{self.url}{path}", timeout=60, **content)
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", timeout=60)
+        return plain_http.get(f"{self.url}{path}", timeout=60)
 
     def metrics(self) -> dict[str, float]:
         """Return each sample of ``/metrics`` by its name and labels as written."""

@@ -1,9 +1,9 @@
 """Turns of the workers of one test run: some tests run alone on the machine.
 
-- A test with the marker ``alone`` measures, freezes processes, or overloads the machine. No other
-  test of the run is executed meanwhile.
+- A test with the marker ``alone`` measures or overloads the machine. No other test of the run is
+  executed meanwhile.
 - The test with the marker ``first`` expects no other server on the machine. All other tests wait
-  for its end.
+  for its end, except those of ``quick.txt``, which start no server.
 
 The workers share two lock files. A test locks ``room``: shared, or exclusively for one that runs
 alone. A test that waits for ``room`` holds ``door``, so that later tests do not overtake it.
@@ -24,6 +24,8 @@ import pytest
 from tests.server import wait_until
 
 _FIRST_TIMEOUT_S = 900.0
+_QUICK = tuple((Path(__file__).parent / "quick.txt").read_text().split())
+"""Folders and files of pure logic: no process, no server, no torch."""
 
 
 def _folder() -> Path | None:
@@ -48,20 +50,27 @@ def _locked(path: Path, kind: int) -> Iterator[None]:
 
 @functools.cache
 def _has_first(session: pytest.Session) -> bool:
-    return any(item.get_closest_marker("first") for item in session.items)
+    return any(order(item) == 0 for item in session.items)
+
+
+def order(item: pytest.Item) -> int:
+    """Return 0 for the first test, 1 for tests that may run beside it, and 2 for all others."""
+    if item.get_closest_marker("first") is not None:
+        return 0
+    return 1 if item.nodeid.startswith(_QUICK) else 2
 
 
 @contextlib.contextmanager
 def turn(item: pytest.Item) -> Iterator[None]:
     """Wait until a test may run, and have the others wait meanwhile, if they must."""
-    folder, is_first = _folder(), item.get_closest_marker("first") is not None
+    folder, number = _folder(), order(item)
     if folder is None:
         yield
         return
     over = folder / "first-is-over"
-    if _has_first(item.session) and not is_first:
+    if number == 2 and _has_first(item.session):
         wait_until(over.exists, timeout_s=_FIRST_TIMEOUT_S)
-    is_alone = is_first or item.get_closest_marker("alone") is not None
+    is_alone = item.get_closest_marker("alone") is not None
     with contextlib.ExitStack() as stack:
         with _locked(folder / "door", fcntl.LOCK_EX):
             kind = fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH
@@ -69,5 +78,5 @@ def turn(item: pytest.Item) -> Iterator[None]:
         try:
             yield
         finally:
-            if is_first:
+            if number == 0:
                 over.touch()

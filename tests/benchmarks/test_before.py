@@ -11,8 +11,11 @@ from benchmarks import before
 from benchmarks.run import BENCHMARKS
 
 
-def test_the_record_has_its_keys() -> None:
+def test_the_record_has_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run with few requests."""
     assert BENCHMARKS["before"] is before
+    monkeypatch.setattr(before, "_NUM_KNOWN", 2)
+    monkeypatch.setattr(before, "_QUICK_PART", 50)
     samples: list[None] = []
     report = before.run(quick=True, revision="HEAD", after_sample=lambda: samples.append(None))
     assert len(samples) == before.num_steps(quick=True, revision="HEAD")

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from benchmarks import feature_batch
 from benchmarks.record import MIN_SAMPLES
 from benchmarks.run import BENCHMARKS
 
 
-def test_the_record_has_its_keys() -> None:
+def test_the_record_has_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run with few and small images."""
+    monkeypatch.setattr(feature_batch, "_WIDTH", 160)
+    monkeypatch.setattr(feature_batch, "_HEIGHT", 120)
+    monkeypatch.setattr(feature_batch, "_QUICK_NUM_IMAGES", 6)
     assert BENCHMARKS["feature_batch"] is feature_batch
     steps: list[None] = []
     report = feature_batch.run(quick=True, after_sample=lambda: steps.append(None))

@@ -19,8 +19,10 @@ from afferent.engines.protocol import Engine
 from afferent.proxy.http_server.server import HttpServer
 from afferent.proxy.http_server.shared import ConnectionLimits
 from afferent.proxy.responses import refusal_body
+from tests import plain_http
 from tests.builtin.frontends import ScriptedEngine, frontend
-from tests.callbacks import Meter, collector_as_in_a_frontend
+from tests.callbacks import Meter
+from tests.collector import frozen
 from tests.images import encoded, photo
 from tests.server import ask, data_url
 
@@ -38,7 +40,7 @@ async def watched(
         serving = asyncio.create_task(server.serve())
         warm = json.dumps(ask([data_url(encoded(photo(64, 64), "PNG"))], "What?")).encode()
         await asyncio.to_thread(post, port, warm)
-        with collector_as_in_a_frontend():
+        with frozen():
             for name, send in sends.items():
                 gc.collect()
                 meter = Meter()
@@ -56,7 +58,7 @@ def post(port: int, body: bytes) -> tuple[int, str]:
 
 
 def send(port: int, path: str, body: bytes) -> httpx.Response:
-    return httpx.post(f"http://127.0.0.1:{port}{path}", content=body, timeout=60)
+    return plain_http.post(f"http://127.0.0.1:{port}{path}", content=body, timeout=60)
 
 
 # Bodies

@@ -17,6 +17,7 @@ from typing import Any
 import httpx2 as httpx
 import numpy as np
 
+from tests import plain_http
 from tests.images import encoded, photo
 from tests.server import ask, data_url
 
@@ -47,7 +48,7 @@ async def _send_all(url: str, num_requests: int, num_pictures: int) -> list[http
         return ask(urls, "Name all pictures.", max_tokens=2)
 
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    async with httpx.AsyncClient(timeout=DEADLINE_S, limits=limits) as client:
+    async with plain_http.AsyncClient(timeout=DEADLINE_S, limits=limits) as client:
         sends = [client.post(url, json=body(number)) for number in range(num_requests)]
         return await asyncio.gather(*sends)
 

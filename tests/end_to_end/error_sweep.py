@@ -40,6 +40,7 @@ import numpy as np
 import psutil
 
 from afferent.conformance.images import draw_image
+from tests import plain_http
 from tests.end_to_end.test_kill_storm import FAILURES, assert_nothing_is_held, find_victims
 from tests.server import Server, ask, data_url, wait_until
 
@@ -105,7 +106,7 @@ class Sweep:
         self.num_faults = self.num_hit = self.num_stuck = 0
         self._seed = 0
         self._stack = ExitStack()
-        self._client = httpx.Client(timeout=REQUEST_TIMEOUT_S)
+        self._client = plain_http.Client(timeout=REQUEST_TIMEOUT_S)
 
     def __enter__(self) -> Self:
         self.server = self._stack.enter_context(Server("--arena-nbytes", "96MiB"))
@@ -143,7 +144,7 @@ class Sweep:
             return "no answer in time", ""
         except httpx.TransportError:
             self._client.close()
-            self._client = httpx.Client(timeout=REQUEST_TIMEOUT_S)
+            self._client = plain_http.Client(timeout=REQUEST_TIMEOUT_S)
             return "connection", ""
         if response.headers.get("content-type", "").startswith("text/event-stream"):
             return self._streamed(response.text)

@@ -28,6 +28,7 @@ from typing import Any
 import httpx2 as httpx
 import psutil
 
+from tests import plain_http
 from tests.images import encoded, photo
 from tests.media_files import make_video
 from tests.server import Server, ask, data_url, wait_until
@@ -83,7 +84,7 @@ class Load:
     def _run(self, number: int) -> None:
         draw = random.Random(self._seed * 1000 + number)
         known = [_new_image(draw) for _ in range(8)]
-        with httpx.Client(base_url=self._url, timeout=_TIMEOUT_S) as client:
+        with plain_http.Client(base_url=self._url, timeout=_TIMEOUT_S) as client:
             while not self._stopped.is_set():
                 kind = draw.choice(KINDS)
                 try:

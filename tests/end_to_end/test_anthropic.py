@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
-import httpx2 as httpx
 import numpy as np
 import pytest
 
 from afferent.conformance.images import DrawnImage, draw_image
+from tests import plain_http
 from tests.end_to_end.naming import QUESTION, check_named
 from tests.server import Server, wait_until
 
@@ -117,7 +117,7 @@ def test_a_stream(client: anthropic.Anthropic, pictures: list[DrawnImage]) -> No
 def test_the_order_of_events(server: Server, pictures: list[DrawnImage]) -> None:
     """The raw events of the socket, some of which the official client hides."""
     body = {**PARAMETERS, "stream": True, "messages": [turn(image(pictures[0]), QUESTION)]}
-    answer = httpx.post(f"{server.url}/v1/messages", json=body, timeout=60)
+    answer = plain_http.post(f"{server.url}/v1/messages", json=body, timeout=60)
     assert answer.headers["content-type"].startswith("text/event-stream")
     names, kinds = [], []
     for frame in answer.text.removesuffix("\n\n").split("\n\n"):

@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 from afferent.conformance.images import draw_image
+from tests import plain_http
 from tests.server import Server, ask, data_url, image_part, wait_until
 
 QUESTION = "What is in the picture?"
@@ -226,14 +227,16 @@ def test_one_bad_picture_among_good_ones(server: Server, good: dict[str, Any]) -
 def test_a_body_over_the_limit() -> None:
     with Server("--max-body-nbytes", "100KiB") as server:
         body = json.dumps(ask([], "x" * 200_000)).encode()
-        response = httpx.post(f"{server.url}/v1/chat/completions", content=body, timeout=30)
+        response = plain_http.post(f"{server.url}/v1/chat/completions", content=body, timeout=30)
         check(response, 413, "body_too_large", "102400")
 
         def chunks() -> Iterator[bytes]:
             for start in range(0, len(body), 10_000):
                 yield body[start : start + 10_000]
 
-        response = httpx.post(f"{server.url}/v1/chat/completions", content=chunks(), timeout=30)
+        response = plain_http.post(
+            f"{server.url}/v1/chat/completions", content=chunks(), timeout=30
+        )
         check(response, 413, "body_too_large", "102400")
         assert server.post(ask([], "Hello!")).status_code == 200
 
@@ -259,14 +262,14 @@ def test_request_of_a_foreign_page_is_refused(
     server: Server, good: dict[str, Any], headers: dict[str, str], status: int
 ) -> None:
     url = f"{server.url}/v1/chat/completions"
-    answer = httpx.post(url, content=json.dumps(good), headers=headers, timeout=60)
+    answer = plain_http.post(url, content=json.dumps(good), headers=headers, timeout=60)
     assert answer.status_code == status
     assert answer.json()["error"]["code"] == "invalid_request"
 
 
 def test_body_with_a_key_twice_is_refused(server: Server, good: dict[str, Any]) -> None:
     body = json.dumps(good)[:-1] + ', "model": "another"}'
-    answer = httpx.post(f"{server.url}/v1/chat/completions", content=body, timeout=60)
+    answer = plain_http.post(f"{server.url}/v1/chat/completions", content=body, timeout=60)
     assert answer.status_code == 400
     assert "the key 'model' stands twice" in answer.json()["error"]["message"]
 
@@ -274,7 +277,7 @@ def test_body_with_a_key_twice_is_refused(server: Server, good: dict[str, Any]) 
 def test_no_such_endpoint(server: Server) -> None:
     wrong = {("GET", "/v1/chat/completions"): 405, ("POST", "/v1/nonsense"): 404}
     for (method, path), status in wrong.items():
-        refused = httpx.request(method, f"{server.url}{path}", timeout=30)
+        refused = plain_http.request(method, f"{server.url}{path}", timeout=30)
         assert refused.status_code == status
         assert set(refused.json()["error"]) == {"message", "type", "param", "code"}
         assert refused.headers["x-request-id"]

@@ -21,11 +21,10 @@ from afferent.conformance.images import draw_image
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.protocol.results import ClientInfo
 from afferent.types import KiB, MiB, ObjectKind, ReserveItem
+from tests import plain_http
 from tests.images import encoded, photo
 from tests.media.media_host import media_host
 from tests.server import Server, ask, data_url, suspended, wait_until
-
-pytestmark = pytest.mark.alone
 
 BOUND_S = 10.0
 """A limit for busy machines; the goal is 0.2 s, and the measured time is printed."""
@@ -124,7 +123,7 @@ class Place:
 
 @pytest.fixture
 def place(own_server: Server, stalling_host: str, rng: np.random.Generator) -> Iterator[Place]:
-    with own_server.store() as store, httpx.Client(timeout=30) as http:
+    with own_server.store() as store, plain_http.Client(timeout=30) as http:
         yield Place(own_server, store, http, stalling_host, rng)
 
 

@@ -194,29 +194,6 @@ def test_a_worker_that_hangs_is_replaced(rng: np.random.Generator) -> None:
         assert server.post(new_request(rng)).status_code == 200
 
 
-def test_sigterm_finishes_running_requests(rng: np.random.Generator) -> None:
-    with Server() as server:
-        processes = server.processes()
-        engine = server.engine_workers()
-        done: list[str] = []
-
-        def ask_slowly() -> None:
-            completion = server.client().chat.completions.create(**new_request(rng))
-            done.append(completion.choices[0].message.content)
-
-        with suspended(engine):
-            thread = threading.Thread(target=ask_slowly)
-            thread.start()
-            wait_until(lambda: server.metric("afferent_store_misses_total") == 1)
-            server.popen.send_signal(signal.SIGTERM)
-            wait_until(server.refuses)
-        thread.join(60)
-        assert done
-        assert server.popen.wait(60) == 0
-    assert "stopping" in server.log()
-    assert_gone(processes)
-
-
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_when_the_supervisor_ends(
     rng: np.random.Generator, signum: signal.Signals
@@ -260,3 +237,28 @@ def test_retryable_errors_are_retried_by_the_official_client(
         own_server.find("afferent.store.daemon.main")[0].kill()
         resume(workers)
         assert answer.result().choices[0].message.content == "a yellow triangle"
+
+
+def test_sigterm_finishes_running_requests(own_server: Server, rng: np.random.Generator) -> None:
+    """This test comes last, because it ends the server."""
+    processes = own_server.processes()
+    engine = own_server.engine_workers()
+    misses = own_server.metric("afferent_store_misses_total") or 0
+    num_lines = len(own_server.lines)
+    done: list[str] = []
+
+    def ask_slowly() -> None:
+        completion = own_server.client().chat.completions.create(**new_request(rng))
+        done.append(completion.choices[0].message.content)
+
+    with suspended(engine):
+        thread = threading.Thread(target=ask_slowly)
+        thread.start()
+        wait_until(lambda: own_server.metric("afferent_store_misses_total") == misses + 1)
+        own_server.popen.send_signal(signal.SIGTERM)
+        wait_until(own_server.refuses)
+    thread.join(60)
+    assert done
+    assert own_server.popen.wait(60) == 0
+    wait_until(lambda: any("stopping" in line for line in own_server.lines[num_lines:]))
+    assert_gone(processes)

@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field
 
 from afferent.builtin.engine.launch import FORMS
 from afferent.types import MiB
-from tests import schemas
+from tests import plain_http, schemas
 from tests.end_to_end.test_parameters import WAYS, Way
 from tests.models import make_llava
 from tests.server import Server, wait_until
@@ -140,7 +140,7 @@ def test_a_wrong_form_in_each_api(server: Server, way: Way) -> None:
 
 def test_completions(server: Server) -> None:
     asked = {"model": "shapes", "prompt": "The picture shows", "guided_choice": ["a", "b"]}
-    answer = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=60)
+    answer = plain_http.post(f"{server.url}/v1/completions", json=asked, timeout=60)
     assert answer.json()["choices"][0]["text"] in ("a", "b")
 
 
@@ -187,45 +187,45 @@ QUESTION: list[Any] = [{"role": "user", "content": "What is in the picture?"}]
 
 
 def test_chat_completions_parse(server: Server) -> None:
-    with server.client() as client:
-        answer = client.chat.completions.parse(
-            model="shapes", messages=QUESTION, response_format=Picture, temperature=1, seed=2
+    client = server.client()
+    answer = client.chat.completions.parse(
+        model="shapes", messages=QUESTION, response_format=Picture, temperature=1, seed=2
+    )
+    assert isinstance(answer.choices[0].message.parsed, Picture)
+    with client.chat.completions.stream(
+        model="shapes", messages=QUESTION, response_format=Picture
+    ) as stream:
+        final = stream.get_final_completion()
+    assert isinstance(final.choices[0].message.parsed, Picture)
+    with pytest.raises(openai.LengthFinishReasonError):
+        client.chat.completions.parse(
+            model="shapes", messages=QUESTION, response_format=Picture, max_tokens=3
         )
-        assert isinstance(answer.choices[0].message.parsed, Picture)
-        with client.chat.completions.stream(
-            model="shapes", messages=QUESTION, response_format=Picture
-        ) as stream:
-            final = stream.get_final_completion()
-        assert isinstance(final.choices[0].message.parsed, Picture)
-        with pytest.raises(openai.LengthFinishReasonError):
-            client.chat.completions.parse(
-                model="shapes", messages=QUESTION, response_format=Picture, max_tokens=3
-            )
 
 
 def test_responses_parse(server: Server) -> None:
-    with server.client() as client:
-        answer = client.responses.parse(
-            model="shapes", input=QUESTION, text_format=Picture, temperature=1
+    client = server.client()
+    answer = client.responses.parse(
+        model="shapes", input=QUESTION, text_format=Picture, temperature=1
+    )
+    assert isinstance(answer.output_parsed, Picture)
+    assert answer.text is not None
+    assert answer.text.format is not None
+    assert answer.text.format.type == "json_schema"
+    with client.responses.stream(model="shapes", input=QUESTION, text_format=Picture) as stream:
+        assert isinstance(stream.get_final_response().output_parsed, Picture)
+    with pytest.raises(openai.BadRequestError, match="uniqueItems"):
+        client.responses.create(
+            model="shapes",
+            input=QUESTION,
+            text={
+                "format": {
+                    "type": "json_schema",
+                    "name": "n",
+                    "schema": {"type": "array", "uniqueItems": True},
+                }
+            },
         )
-        assert isinstance(answer.output_parsed, Picture)
-        assert answer.text is not None
-        assert answer.text.format is not None
-        assert answer.text.format.type == "json_schema"
-        with client.responses.stream(model="shapes", input=QUESTION, text_format=Picture) as stream:
-            assert isinstance(stream.get_final_response().output_parsed, Picture)
-        with pytest.raises(openai.BadRequestError, match="uniqueItems"):
-            client.responses.create(
-                model="shapes",
-                input=QUESTION,
-                text={
-                    "format": {
-                        "type": "json_schema",
-                        "name": "n",
-                        "schema": {"type": "array", "uniqueItems": True},
-                    }
-                },
-            )
 
 
 def test_messages_parse(server: Server) -> None:

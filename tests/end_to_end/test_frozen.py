@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from afferent.conformance.images import draw_image
+from tests import plain_http
 from tests.end_to_end.test_kill_storm import (
     FAILURES,
     Load,
@@ -24,8 +25,6 @@ from tests.end_to_end.test_kill_storm import (
     make_bodies,
 )
 from tests.server import Server, ask, data_url, suspended, wait_until
-
-pytestmark = pytest.mark.alone
 
 QUESTION = "What is in the picture?"
 FROZEN_TIMEOUT_S = 4.0
@@ -70,7 +69,7 @@ def get_soon(server: Server, path: str) -> httpx.Response:
     """Return an answer within a second, or retry: a connection may reach the frozen frontend."""
     for last in (*[False] * (NUM_TRIES - 1), True):
         try:
-            return httpx.get(f"{server.url}{path}", timeout=ANSWERED_WITHIN_S)
+            return plain_http.get(f"{server.url}{path}", timeout=ANSWERED_WITHIN_S)
         except httpx.TransportError:
             if last:
                 raise
@@ -81,7 +80,7 @@ def readiness(server: Server) -> dict[str, Any]:
     """Return the readiness report of a frontend; some connections may reach a frozen frontend."""
 
     async def ask_many() -> dict[str, Any]:
-        async with httpx.AsyncClient(timeout=ANSWERED_WITHIN_S) as client:
+        async with plain_http.AsyncClient(timeout=ANSWERED_WITHIN_S) as client:
             asked = [
                 asyncio.create_task(client.get(f"{server.url}/ready")) for _ in range(NUM_PROBES)
             ]
@@ -105,7 +104,8 @@ def is_well(server: Server) -> bool:
     """Return whether both frontends are ready, and all processes are running."""
     with contextlib.suppress(httpx.TransportError):
         answers = [
-            httpx.get(f"{server.url}/ready", timeout=ANSWERED_WITHIN_S) for _ in range(NUM_PROBES)
+            plain_http.get(f"{server.url}/ready", timeout=ANSWERED_WITHIN_S)
+            for _ in range(NUM_PROBES)
         ]
         is_ready = all(answer.status_code == 200 for answer in answers)
         return is_ready and len(server.processes()) == 10
@@ -134,7 +134,9 @@ def outcome_of(server: Server, rng: np.random.Generator) -> Callable[[], str]:
 
     def post() -> str:
         try:
-            answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=NO_HANG_S)
+            answer = plain_http.post(
+                f"{server.url}/v1/chat/completions", json=body, timeout=NO_HANG_S
+            )
         except (httpx.NetworkError, httpx.RemoteProtocolError):
             return "cut off"
         retryable = answer.status_code == 503 and "retry-after" in answer.headers

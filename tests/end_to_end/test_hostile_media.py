@@ -18,6 +18,7 @@ import pytest
 
 from afferent.conformance.images import draw_image
 from afferent.types import MiB
+from tests import plain_http
 from tests.hostile_av import hostile_files
 from tests.hostile_images import hostile_images
 from tests.media_files import make_audio, tone
@@ -71,7 +72,7 @@ class Judge:
                 client.result()
 
     def _client(self, numbered: Iterator[tuple[int, File]]) -> None:
-        with httpx.Client(base_url=self._server.url, timeout=60) as client:
+        with plain_http.Client(base_url=self._server.url, timeout=60) as client:
             while True:
                 with self._lock:
                     entry = next(numbered, None)

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2 as httpx
 import pytest
 
 from afferent import keys
 from afferent.types import Modality
-from tests import waiting
+from tests import plain_http, waiting
 from tests.images import encoded, photo
 from tests.operations.item_reader import ItemReader
 from tests.server import Server, data_url
@@ -34,7 +33,7 @@ def request(data: bytes) -> dict[str, Any]:
 
 def send(server: Server, path: str, body: Any, tenant: str = "") -> Any:
     headers = {"authorization": f"Bearer {TENANTS[tenant]}"} if tenant else {}
-    answer = httpx.post(f"{server.url}{path}", json=body, headers=headers, timeout=60)
+    answer = plain_http.post(f"{server.url}{path}", json=body, headers=headers, timeout=60)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -89,7 +88,7 @@ def test_answer_reports_hits_and_stages_and_repeats_the_client_id(server: Server
     asked = request(image(7))
     found = []
     for number in range(2):
-        answer = httpx.post(
+        answer = plain_http.post(
             f"{server.url}/v1/chat/completions",
             json=asked,
             headers={"x-request-id": f"mine-{number}"},
@@ -138,7 +137,7 @@ def test_tenant_finds_its_own_items_alone(tmp_path: Path) -> None:
         assert [item["name"] for item in found["anna"]] == [names["anna"]]
         assert found["ben"] == []
         assert names["anna"] != names["ben"]
-        assert httpx.post(f"{server.url}{LOOKUP}", json={"names": []}).status_code == 401
+        assert plain_http.post(f"{server.url}{LOOKUP}", json={"names": []}).status_code == 401
 
 
 def test_server_without_a_key_for_events_on_a_public_address_is_refused() -> None:

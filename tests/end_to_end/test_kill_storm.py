@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from afferent.conformance.images import draw_image
+from tests import plain_http
 from tests.server import Server, ask, data_url, wait_until
 
 NUM_CLIENTS = 4
@@ -68,7 +69,7 @@ class Load:
         self.longest_s = 0.0
 
     def run(self) -> None:
-        client = httpx.Client(timeout=90)
+        client = plain_http.Client(timeout=90)
         try:
             while not self.stop.is_set():
                 number = next(self._next) % len(self._bodies)
@@ -81,7 +82,7 @@ class Load:
                 except httpx.TransportError:  # the frontend was killed
                     outcome = "connection"
                     client.close()
-                    client = httpx.Client(timeout=90)
+                    client = plain_http.Client(timeout=90)
                 with self._lock:
                     self.outcomes[outcome] += 1
                     self.longest_s = max(self.longest_s, time.monotonic() - start_s)
@@ -106,7 +107,7 @@ class Load:
     def count_lies(self) -> tuple[int, int]:
         """Return the number of answers, and of those that an undisturbed server does not give."""
         num_answers = num_wrong = 0
-        with httpx.Client(timeout=90) as client:
+        with plain_http.Client(timeout=90) as client:
             for number, said in self.answers.items():
                 response = self._post(client, number)
                 truth = response.json()["choices"][0]["message"]["content"]

@@ -14,8 +14,6 @@ import pytest
 from tests.others import another_user, needs_root
 from tests.server import Server, wait_until
 
-pytestmark = pytest.mark.alone
-
 NUM_FLOODERS = 2
 CORE, DAEMON = "afferent.builtin.engine.core.main", "afferent.store.daemon.main"
 

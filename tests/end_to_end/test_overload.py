@@ -20,6 +20,7 @@ import pytest
 
 from afferent.types import GiB, MiB, ObjectKind, ReserveItem
 from benchmarks.gate_memory import private_nbytes
+from tests import plain_http
 from tests.callbacks import SLACK, MeterOfServer
 from tests.end_to_end.burst import Outcome, send
 from tests.images import encoded, photo
@@ -92,7 +93,7 @@ class Watch:
     most_private_nbytes: int = 0
 
     def run(self) -> None:
-        with httpx.Client(timeout=30) as client:
+        with plain_http.Client(timeout=30) as client:
             while not self.stop.wait(0.05):
                 start = time.perf_counter()
                 assert client.get(f"{self.server.url}/health").status_code == 200
@@ -161,7 +162,7 @@ def test_refusals_come_when_they_are_decided(burst: Burst) -> None:
         url = f"{server.url}/v1/chat/completions"
 
         def refused_s(_: int) -> float:
-            with httpx.Client(timeout=60) as client:
+            with plain_http.Client(timeout=60) as client:
                 start = time.perf_counter()
                 response = client.post(url, json=body)
                 took_s = time.perf_counter() - start

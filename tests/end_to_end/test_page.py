@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from afferent.conformance.images import draw_image
+from tests import plain_http
 from tests.server import Server, ask, data_url, wait_until
 
 MODULE = "afferent.operations.live_page.main"
@@ -50,7 +51,7 @@ def picture(seed: int = 1) -> str:
 
 @contextlib.contextmanager
 def views(page: str) -> Iterator[Iterator[dict[str, Any]]]:
-    with httpx.stream("GET", f"{page}/views", headers=SAME_ORIGIN, timeout=30) as stream:
+    with plain_http.stream("GET", f"{page}/views", headers=SAME_ORIGIN, timeout=30) as stream:
         assert stream.status_code == 200
 
         def each() -> Iterator[dict[str, Any]]:
@@ -106,7 +107,9 @@ def test_views_come_once_a_second_and_have_rates(server: Server, page: str) -> N
 
 def test_a_question_of_the_page_is_answered(server: Server, page: str) -> None:
     body = ask([picture(2)], QUESTION, stream=True)
-    with httpx.stream("POST", f"{page}/ask", headers=SAME_ORIGIN, json=body, timeout=60) as answer:
+    with plain_http.stream(
+        "POST", f"{page}/ask", headers=SAME_ORIGIN, json=body, timeout=60
+    ) as answer:
         assert answer.status_code == 200
         request_id = answer.headers["x-request-id"]
         chunks = [line[6:] for line in answer.iter_lines() if line.startswith("data: ")]
@@ -118,10 +121,10 @@ def test_a_question_of_the_page_is_answered(server: Server, page: str) -> None:
 
 def test_strangers_are_refused(page: str) -> None:
     port = page.rpartition(":")[2]
-    rebound = httpx.get(f"{page}/views", headers={"host": f"evil.example:{port}"})
+    rebound = plain_http.get(f"{page}/views", headers={"host": f"evil.example:{port}"})
     assert rebound.status_code == 421
     other = {**SAME_ORIGIN, "origin": "https://evil.example"}
-    assert httpx.post(f"{page}/ask", headers=other, json={}).status_code == 403
+    assert plain_http.post(f"{page}/ask", headers=other, json={}).status_code == 403
 
 
 def test_nobody_is_asked_while_nobody_looks(server: Server, page: str) -> None:
@@ -206,5 +209,5 @@ def test_a_page_that_dies_comes_back_and_nobody_else_notices(server: Server, pag
 
 def _answers(page: str) -> bool:
     with contextlib.suppress(httpx.TransportError):
-        return httpx.get(f"{page}/about").status_code == 200
+        return plain_http.get(f"{page}/about").status_code == 200
     return False

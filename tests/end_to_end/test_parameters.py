@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from afferent.operations.supervisor.checks import BUILT_IN_MODELS
+from tests import plain_http
 from tests.server import Server
 
 TOKENIZER = Tokenizer.from_file(str(BUILT_IN_MODELS / "shapes" / "tokenizer.json"))
@@ -46,7 +47,7 @@ class Way:
 
     def post(self, server: Server, **given: Any) -> httpx.Response:
         body = {"model": "shapes", self.messages: [user(QUESTION)], **dict(self.required), **given}
-        return httpx.post(f"{server.url}{self.path}", json=body, timeout=60)
+        return plain_http.post(f"{server.url}{self.path}", json=body, timeout=60)
 
     def ask(self, server: Server, **given: Any) -> Said:
         answer = self.post(server, **given)

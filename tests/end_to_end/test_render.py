@@ -15,6 +15,7 @@ from afferent.engines.references import FeaturesReference
 from afferent.engines.vllm_hash import image_hash
 from afferent.store.client.item_cache import ItemCache
 from afferent.types import ContentKey
+from tests import plain_http
 from tests.end_to_end.standing_in import StandIn
 from tests.end_to_end.test_media import media_part
 from tests.media_files import make_video
@@ -25,7 +26,7 @@ QUESTION = "What is in the picture?"
 
 def render(server: Server, body: dict[str, Any], query: str = "") -> httpx.Response:
     url = f"{server.url}/afferent/v1/chat/completions/render{query}"
-    return httpx.post(url, json=body, timeout=60)
+    return plain_http.post(url, json=body, timeout=60)
 
 
 def test_in_the_format_of_vllm(server: Server, rng: np.random.Generator) -> None:
@@ -36,7 +37,7 @@ def test_in_the_format_of_vllm(server: Server, rng: np.random.Generator) -> None
     body["messages"][0]["content"].insert(1, video)
     items = render(server, body).json()
     url = f"{server.url}/v1/chat/completions/render"
-    answer = httpx.post(url, json=body, timeout=60).json()
+    answer = plain_http.post(url, json=body, timeout=60).json()
     assert answer["token_ids"] == items["token_ids"]
     assert answer["model"] == "shapes"
     assert answer["request_id"].startswith("chatcmpl-")
@@ -47,10 +48,10 @@ def test_in_the_format_of_vllm(server: Server, rng: np.random.Generator) -> None
         assert features["mm_placeholders"][modality] == [
             {"offset": item["offset"], "length": item["length"]} for item in found
         ]
-    text = httpx.post(url, json=ask([], QUESTION), timeout=60).json()
+    text = plain_http.post(url, json=ask([], QUESTION), timeout=60).json()
     assert text["features"] is None
     completion = {"model": "shapes", "prompt": "a red"}
-    (one,) = httpx.post(f"{server.url}/v1/completions/render", json=completion).json()
+    (one,) = plain_http.post(f"{server.url}/v1/completions/render", json=completion).json()
     assert (one["features"], len(one["token_ids"]) > 0) == (None, True)
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
-import httpx2 as httpx
 import numpy as np
 import openai
 import pytest
 from openai.types.responses import Response
 
 from afferent.conformance.images import DrawnImage
+from tests import plain_http
 from tests.end_to_end.naming import QUESTION, check_named
 from tests.server import Server, ask, data_url, wait_until
 
@@ -30,9 +29,8 @@ def turn(*parts: Any) -> list[Any]:
 
 
 @pytest.fixture
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    with server.client() as running:
-        yield running
+def client(server: Server) -> openai.OpenAI:
+    return server.client()
 
 
 def create(client: openai.OpenAI, given: Any, **parameters: Any) -> Response:
@@ -150,7 +148,9 @@ def test_media_that_had_to_make_room(
     """The conversation is stored, but its picture was deleted: the client has to send it again."""
     first = create(client, turn(image(pictures[0]), QUESTION))
     rendering = f"{server.url}/v1/chat/completions/render"
-    rendered = httpx.post(rendering, json=ask([data_url(pictures[0])], QUESTION), timeout=60).json()
+    rendered = plain_http.post(
+        rendering, json=ask([data_url(pictures[0])], QUESTION), timeout=60
+    ).json()
     (key,) = rendered["features"]["mm_hashes"]["image"]
     with server.store() as store:
         assert store.delete([bytes.fromhex(key)]) == [True]

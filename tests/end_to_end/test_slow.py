@@ -18,8 +18,6 @@ from afferent.types import KiB, MiB
 from tests.images import encoded, photo
 from tests.server import Server, ask, data_url, wait_until
 
-pytestmark = pytest.mark.alone
-
 NUM_WRITERS = 50
 IDLE_S, BODY_S = 2.0, 4.0
 DEADLINE_S = 60.0

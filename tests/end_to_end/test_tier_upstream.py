@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx2 as httpx
 import numpy as np
 import pytest
 from PIL import Image
 
 from afferent.conformance.images import DrawnImage, draw_image
 from afferent.errors import AfferentError
+from tests import plain_http
 from tests.end_to_end.standing_in import StandIn
 from tests.larger import larger_model
 from tests.server import Server, data_url, wait_until
@@ -45,7 +45,7 @@ class Node:
         start_s = time.monotonic()
         content = [{"type": "image_url", "image_url": {"url": url}}]
         body = {"model": "any", "messages": [{"role": "user", "content": content}]}
-        answer = httpx.post(f"{self.server.url}/v1/chat/completions", json=body, timeout=60)
+        answer = plain_http.post(f"{self.server.url}/v1/chat/completions", json=body, timeout=60)
         assert answer.status_code == 200, answer.text
         (said,) = answer.json()["said"]
         assert said["embeddings"] == said["sum"], "embeddings of something else"

@@ -35,7 +35,7 @@ from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.launch import DAEMON
 from afferent.types import Handle, Modality, ObjectKind
-from tests import media_files
+from tests import media_files, plain_http
 from tests.end_to_end.standing_in import StandIn
 from tests.images import encoded, in_mode, photo
 from tests.media.media_host import media_host, send
@@ -51,11 +51,11 @@ class Front:
     store_path: Path
 
     def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
-        return httpx.post(f"{self.server.url}{path}", json=body, headers=headers, timeout=60)
+        return plain_http.post(f"{self.server.url}{path}", json=body, headers=headers, timeout=60)
 
     def streamed(self, body: Any) -> contextlib.AbstractContextManager[httpx.Response]:
         url = f"{self.server.url}/v1/chat/completions"
-        return httpx.stream("POST", url, json=body, timeout=60)
+        return plain_http.stream("POST", url, json=body, timeout=60)
 
     def pinned_nbytes(self) -> int:
         with DaemonStore(str(self.store_path), name="looker") as store:
@@ -173,7 +173,7 @@ def test_bodies_without_media_are_not_touched(front: Front) -> None:
     for body in (text, b'{"data": "' + base64.b64encode(bytes(300)) + b'"}', b"[]", b"nonsense {"):
         front.engine.heard.clear()
         headers = {"content-type": "application/json", "x-mine": "1", "authorization": "Bearer k"}
-        httpx.post(f"{front.server.url}/v1/any", content=body, headers=headers, timeout=60)
+        plain_http.post(f"{front.server.url}/v1/any", content=body, headers=headers, timeout=60)
         (heard,) = front.engine.heard
         assert heard.body == body
         assert (heard.headers["x-mine"], heard.headers["authorization"]) == ("1", "Bearer k")
@@ -220,7 +220,7 @@ def test_data_with_keys_of_media_pass_byte_for_byte(
     front: Front, path: str, body: dict[str, Any]
 ) -> None:
     text = json.dumps({"model": "any", **body}, indent=1).encode()
-    answer = httpx.post(f"{front.server.url}{path}", content=text, timeout=60)
+    answer = plain_http.post(f"{front.server.url}{path}", content=text, timeout=60)
     assert answer.status_code == 200, answer.text
     assert front.engine.heard[-1].body == text
 
@@ -267,7 +267,7 @@ def test_long_and_deep_text_passes(front: Front) -> None:
     deep = "[" * 500 + "]" * 500
     many = json.dumps(["a"] * 100_000)
     text = f'{{"prompt": "{"a" * 3_000_000}", "x": {deep}, "y": {many}}}'.encode()
-    answer = httpx.post(f"{front.server.url}/v1/completions", content=text, timeout=60)
+    answer = plain_http.post(f"{front.server.url}/v1/completions", content=text, timeout=60)
     assert answer.status_code == 200, answer.text
     assert front.engine.heard[-1].body == text
 
@@ -276,7 +276,7 @@ def test_long_and_deep_text_passes(front: Front) -> None:
 def test_a_body_in_another_encoding_is_refused(front: Front, encoding: str, picture: str) -> None:
     """The upstream would guess the encoding, and might find media that were not checked."""
     text = json.dumps(chat(image(picture))).encode(encoding)
-    answer = httpx.post(f"{front.server.url}/v1/chat/completions", content=text, timeout=60)
+    answer = plain_http.post(f"{front.server.url}/v1/chat/completions", content=text, timeout=60)
     assert answer.status_code == 400
     assert "UTF-8" in answer.json()["error"]["message"]
     assert front.engine.heard == []
@@ -284,9 +284,9 @@ def test_a_body_in_another_encoding_is_refused(front: Front, encoding: str, pict
 
 def test_other_bodies_methods_and_answers_pass(front: Front) -> None:
     files = {"file": ("a.wav", bytes(700_000), "audio/wav")}
-    answer = httpx.post(f"{front.server.url}/v1/audio/transcriptions", files=files, timeout=60)
+    answer = plain_http.post(f"{front.server.url}/v1/audio/transcriptions", files=files, timeout=60)
     assert answer.json()["nbytes"] > 700_000
-    tea = httpx.request("DELETE", f"{front.server.url}/tea", timeout=60)
+    tea = plain_http.request("DELETE", f"{front.server.url}/tea", timeout=60)
     assert (tea.status_code, tea.content) == (418, b"\x00teapot")
     assert tea.headers["x-kind"] == "green"
     assert len(tea.headers.get_list("date")) == 1
@@ -726,7 +726,7 @@ def test_without_the_engine_it_says_so_and_comes_back(front: Front) -> None:
 def test_redirects_lead_to_the_host_that_the_client_named(
     front: Front, there: str, here: str
 ) -> None:
-    answer = httpx.get(f"{front.server.url}/moved", params={"to": there})
+    answer = plain_http.get(f"{front.server.url}/moved", params={"to": there})
     assert answer.status_code == 307
     assert answer.headers["location"] == here
 
@@ -742,7 +742,7 @@ def test_a_failure_of_an_engine_that_has_ended_is_worth_another_try(front: Front
         front.engine.is_well = True
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) >= 1
-    wait_until(lambda: httpx.get(f"{front.server.url}/health").status_code == 200)
+    wait_until(lambda: plain_http.get(f"{front.server.url}/health").status_code == 200)
 
 
 def test_errors_repeat_no_reference(front: Front, picture: str) -> None:
@@ -817,7 +817,7 @@ def test_tenants_share_nothing_that_the_engine_remembers(apart: Front, picture: 
         refused = [
             apart.post("/v1/responses", continued, **of(key)),
             apart.post("/v1/responses/resp_1/cancel", {}, **of(key)),
-            httpx.get(stored, headers=of(key)),
+            plain_http.get(stored, headers=of(key)),
         ]
         assert [answer.status_code for answer in refused] == [404] * 3
         assert len(apart.engine.heard) == num_heard
@@ -863,7 +863,7 @@ def test_renderer_gives_the_name_and_the_salt_that_a_tenant_has_in_vllm(
             answer = front.post(CHAT, body, **of(key))
             assert answer.status_code == 200, answer.text
             url = f"{renderer.url}{CHAT}/render"
-            prompt = httpx.post(url, json=body, headers=of(key), timeout=60).json()
+            prompt = plain_http.post(url, json=body, headers=of(key), timeout=60).json()
             heard = front.engine.heard[-1]
             (reference,) = heard.references
             assert isinstance(reference, FeaturesReference)
@@ -881,7 +881,7 @@ def test_no_client_names_the_salt_of_another(apart: Front) -> None:
     for member in ('"n": NaN', '"x": "\\ud800"', '"n": -Infinity', '"deep": ' + "[" * 9000):
         apart.engine.heard.clear()
         body = f"{{{own}, {member}}}".encode()
-        answer = httpx.post(path, content=body, headers=client, timeout=60)
+        answer = plain_http.post(path, content=body, headers=client, timeout=60)
         assert answer.status_code in (200, 400)
         assert all(salt not in heard.body.decode() for heard in apart.engine.heard)
     apart.engine.heard.clear()

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from afferent.conformance.images import draw_image
+from tests import plain_http
 from tests.server import Server, ask, data_url, wait_until
 
 QUESTION = "What is in the picture?"
@@ -39,7 +40,7 @@ class Load:
         self.num_wrong = self.num_without_retry = 0
 
     def run(self) -> None:
-        with httpx.Client(timeout=60) as client:
+        with plain_http.Client(timeout=60) as client:
             while not self.stop.is_set():
                 with self._lock:
                     picture = draw_image(self._rng)

@@ -8,10 +8,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import httpx2 as httpx
 import pytest
 from PIL import Image
 
+from tests import plain_http
 from tests.pages import ROOT
 from tests.server import Server
 
@@ -206,7 +206,7 @@ def test_a_mistake(server: Server, path: str, given: Any, message: str) -> None:
     if isinstance(given, dict):
         merged = {**HI[path], **given}
         body = json.dumps({k: v for k, v in merged.items() if v is not LEFT_OUT}).encode()
-    answer = httpx.post(f"{server.url}{path}", content=body, timeout=60)
+    answer = plain_http.post(f"{server.url}{path}", content=body, timeout=60)
     assert 400 <= answer.status_code < 500
     assert answer.json()["error"]["message"] == message
 
@@ -236,5 +236,5 @@ def test_base64_may_have_line_breaks(server: Server) -> None:
     ],
 )
 def test_a_wrong_address(server: Server, method: str, path: str, message: str) -> None:
-    answer = httpx.request(method, f"{server.url}{path}", timeout=60)
+    answer = plain_http.request(method, f"{server.url}{path}", timeout=60)
     assert answer.json()["error"]["message"] == message

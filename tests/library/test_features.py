@@ -52,6 +52,7 @@ from afferent.errors import (
 )
 from tests.hostile_images import hostile_images
 from tests.images import encoded, photo
+from tests.library import in_other_processes
 from tests.media.golden_features import FAMILIES, MEDIA
 from tests.waiting import until
 
@@ -531,11 +532,6 @@ def test_a_pool_ends_with_its_program() -> None:
         Features(SHAPES, where=done.stdout.strip())
 
 
-def make_in_worker(arguments: tuple[Features, bytes]) -> ItemFeatures:
-    features, data = arguments
-    return features.make(data)
-
-
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_features_travel_to_other_processes(pool: Features, method: str) -> None:
     """A pool is used by all of them, and started once."""
@@ -543,7 +539,7 @@ def test_features_travel_to_other_processes(pool: Features, method: str) -> None
     with Features(SHAPES) as here, multiprocessing.get_context(method).Pool(2) as processes:
         expected = here.make(data)
         for features in (here, pool):
-            for one in processes.map(make_in_worker, [(features, data)] * 4):
+            for one in processes.map(in_other_processes.make, [(features, data)] * 4):
                 assert_same(one, expected)
 
 
@@ -608,17 +604,13 @@ def test_shared_items_are_references_of_about_a_hundred_bytes(pool: Features) ->
     assert (tensors["pixel_values"].numpy() == expected["pixel_values"]).all()
 
 
-def total(item: SharedItem) -> int:
-    return int(item.features()["pixel_values"].sum())
-
-
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_shared_items_open_in_other_processes(pool: Features, method: str) -> None:
     sources = files(12)
     items = [each for each in pool.share_many(sources) if isinstance(each, SharedItem)]
     expected = [int(pool.make(data)["pixel_values"].sum()) for data in sources]
     with multiprocessing.get_context(method).Pool(2) as processes:
-        assert processes.map(total, items) == expected
+        assert processes.map(in_other_processes.total, items) == expected
 
 
 def test_a_shared_item_pins_until_it_is_released(pool: Features) -> None:

@@ -25,7 +25,8 @@ from tests.media.folders import make_idefics3
 from tests.media.golden_features import FAMILIES
 
 MODES = ("L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "1", "EXIF")
-NUM_IMAGES = 200
+NUM_IMAGES, NUM_IN_A_STORM = 45, 200
+"""Images for each family: five of each mode, and more with --storm."""
 OF_THE_PROCESSOR = {"num_crops", "batch_num_images", "num_patches"}
 """Outputs of image processors that the whole processors drop, or models don't need."""
 BACKENDS = [
@@ -90,17 +91,20 @@ def assert_same_bits(ours: Any, theirs: Any) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_float_form_of_nine_modes_equals_the_processor(folder: Path, backend: Any) -> None:
+def test_float_form_of_nine_modes_equals_the_processor(
+    folder: Path, backend: Any, request: pytest.FixtureRequest
+) -> None:
+    num_images = NUM_IN_A_STORM if request.config.getoption("--storm") else NUM_IMAGES
     processor = processor_of(folder, backend)
     with Features(folder, backend=backend) as features:
-        files = list(random_files(NUM_IMAGES))
+        files = list(random_files(num_images))
         num_compared = 0
         for data, made in zip(files, features.make_many(files, form="hf"), strict=True):
             assert_same_bits(made, processor(images=opened(data), return_tensors="np"))
             assert made.made_by == "afferent"
             assert made.form == "hf"
             num_compared += 1
-        assert num_compared == NUM_IMAGES
+        assert num_compared == num_images
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -9,7 +9,8 @@ import pytest
 from afferent.config import Limits
 from afferent.errors import FetchFailed
 from afferent.media.fetch.fetch import Fetcher
-from tests.callbacks import Meter, collector_as_in_a_frontend
+from tests.callbacks import Meter
+from tests.collector import frozen
 from tests.media.media_host import media_host, send_raw
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -37,7 +38,7 @@ def test_floods(name: str) -> None:
             await fetcher.close()
 
     async def main(where: str) -> bytes:
-        with collector_as_in_a_frontend(), meter.watching():
+        with frozen(), meter.watching():
             return await fetch(where)
 
     meter = Meter()

@@ -29,7 +29,8 @@ from afferent.media.headers.probe import (
     probe_frames,
     probe_image,
 )
-from tests.callbacks import collector_as_in_a_frontend, measured
+from tests.callbacks import measured
+from tests.collector import frozen
 from tests.images import encoded, photo
 
 pytestmark = pytest.mark.timeout(120)
@@ -173,7 +174,7 @@ def test_damaged_files_are_never_larger_for_pillow_than_their_header_said() -> N
     """Pillow's size is the relevant limit, because vLLM decodes with Pillow."""
     rng = random.Random(5)
     good, num_opened, longest_s = list(files()), 0, 0.0
-    with collector_as_in_a_frontend(), measured() as cost:
+    with frozen(), measured() as cost:
         for number in range(4000):
             data = bytearray(good[number % len(good)][1])
             end = min(len(data), rng.choice((40, 200, len(data))))

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from afferent.errors import InvalidRequest
 from afferent.media.body.json_keys import KeyCheck, check_keys
-from tests.callbacks import GOAL_MS, collector_as_in_a_frontend, measured
+from tests.callbacks import GOAL_MS, measured
+from tests.collector import frozen
 
 DOCUMENTS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
@@ -110,7 +111,7 @@ def test_check_keys_of_a_text_with_many_keys_or_a_long_one_has_a_bound() -> None
 def test_steps_of_check_keys_are_short(unit: bytes, nbytes: int) -> None:
     """The C parser blocked the event loop for seconds, even from within another thread."""
     text = b"[" + unit * (nbytes // len(unit)) + b"0]"
-    with collector_as_in_a_frontend(), measured() as cost:
+    with frozen(), measured() as cost:
         times_s = [time.thread_time()]
         times_s += [time.thread_time() for _ in check_keys(text)]
         times_s.append(time.thread_time())

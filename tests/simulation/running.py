@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from afferent.builtin.engine.core.pins import Pins
 from afferent.store.daemon import main as daemon_main
+from tests.collector import frozen
 from tests.simulation.drawing import plan_of
 from tests.simulation.engine import grids_of_stamps
 from tests.simulation.oracle import Observed
@@ -54,16 +55,14 @@ def stage() -> Iterator[None]:
     real_grids, Pins._grids = Pins._grids, grids_of_stamps  # type: ignore[method-assign]
     logging.disable(logging.CRITICAL)
     was_enabled = gc.isenabled()
-    gc.collect()
-    gc.freeze()
-    gc.disable()  # its runs are not deterministic
     try:
-        with simulated(MODULES), followed():
-            yield
+        with frozen():
+            gc.disable()  # its runs are not deterministic
+            with simulated(MODULES), followed():
+                yield
     finally:
         if was_enabled:
             gc.enable()
-        gc.unfreeze()
         logging.disable(logging.NOTSET)
         daemon_main.StoreState = real  # type: ignore[misc]
         Pins._grids = real_grids  # type: ignore[method-assign]

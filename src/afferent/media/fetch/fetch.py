@@ -8,6 +8,7 @@ the environment (no proxies), and no credentials or cookies are sent.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import math
 import ssl
@@ -40,6 +41,12 @@ _MAX_CONNECTIONS = 256
 _GRACE_S = 3.0
 
 
+@functools.cache
+def _system_certificates() -> ssl.SSLContext:
+    """Read the system's certificates, which takes 20 ms, once per process."""
+    return ssl.create_default_context()
+
+
 class Fetcher:
     """Fetches media; one per process.
 
@@ -58,7 +65,7 @@ class Fetcher:
         self._connections = FairPlaces(_MAX_CONNECTIONS)
         self._num_sessions = itertools.count()
         self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=ssl.create_default_context(),
+            ssl_context=_system_certificates(),
             network_backend=CheckedBackend(
                 resolve or self._resolver, allow=frozenset(limits.fetch_allow)
             ),
