@@ -25,8 +25,7 @@ from PIL import Image
 from transformers import AutoImageProcessor
 
 from afferent.config import Limits
-from afferent.media.decode.image import decode_image
-from afferent.media.headers.probe import probe_image
+from afferent.media.decode.image import decode_image, read_image_header
 
 Work = Callable[[bytes], Any]
 
@@ -49,7 +48,7 @@ def main() -> None:
 
 def _decode(data: bytes) -> None:
     limits = Limits()
-    decode_image(memoryview(data), probe_image(data, limits), limits)
+    decode_image(memoryview(data), read_image_header(data, limits), limits)
 
 
 def _hugging_face(folder: str) -> Work:

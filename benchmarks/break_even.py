@@ -25,10 +25,9 @@ import soundfile  # type: ignore[import-untyped]
 
 from afferent.config import Limits
 from afferent.media.decode.audio import decode_audio, probe_audio
-from afferent.media.decode.image import decode_image
+from afferent.media.decode.image import decode_image, read_image_header
 from afferent.media.decode.video import open_video
 from afferent.media.families.registry import AnyFamily, describe
-from afferent.media.headers.probe import probe_image
 from afferent.store.block import codec
 from benchmarks.pages import page, photo
 from benchmarks.preprocess import write_model
@@ -74,7 +73,7 @@ def _measure(folder: Path) -> list[_Made]:
         out = io.BytesIO()
         drawn.save(out, format, quality=85)
         raw = memoryview(out.getvalue())
-        header = probe_image(raw, limits)
+        header = read_image_header(raw, limits)
         decode = partial(decode_image, raw, header, limits)
         items.append(_item(what, raw, qwen, header, decode))
     video = memoryview(make_video(num_frames=300, width=1280, height=720))

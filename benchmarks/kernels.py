@@ -27,10 +27,9 @@ from PIL import Image
 
 from afferent.config import Limits
 from afferent.errors import ConfigError
-from afferent.media.decode.image import decode_image
+from afferent.media.decode.image import decode_image, read_image_header
 from afferent.media.families.qwen_vl import QwenVlFamily
 from afferent.media.families.registry import describe
-from afferent.media.headers.probe import probe_image
 from afferent.media.transforms import resize
 from afferent.types import MiB
 from benchmarks.pages import page, photo
@@ -139,7 +138,7 @@ def _sides(name: str, family: QwenVlFamily) -> Iterator[tuple[str, Callable[[], 
     )
     drawn.save(out, format, **parameters)
     data, limits = out.getvalue(), Limits()
-    header = probe_image(data, limits)
+    header = read_image_header(data, limits)
     image = decode_image(memoryview(data), header, limits)
     specs = family.plan(header).specs
     made, copied = (

@@ -29,8 +29,9 @@ import numpy as np
 from afferent import keys
 from afferent.config import Limits
 from afferent.errors import ConfigError
+from afferent.media.decode.image import read_image_header
 from afferent.media.families.registry import AnyFamily, describe
-from afferent.media.headers.probe import ImageHeader, probe_image
+from afferent.media.headers.probe import ImageHeader
 from afferent.media.workers.jobs import InputRange, MakeFeatures
 from afferent.media.workers.launch import ENV, POOL, THREAD_ENV, PoolSettings
 from afferent.runtime.process import Child
@@ -215,7 +216,7 @@ class _Pool:
         """Write the pictures into the arena, as after an upload."""
         for path in files:
             data = path.read_bytes()
-            header = probe_image(data, Limits())
+            header = read_image_header(data, Limits())
             self._raw.append((self._loop.run_until_complete(self._write(data)), header))
         yield
         self._raw.clear()

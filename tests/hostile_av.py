@@ -28,7 +28,7 @@ from afferent.config import Limits
 from afferent.errors import InvalidMedia
 from afferent.media.decode.audio import decode_audio, probe_audio
 from afferent.media.decode.video import open_video
-from tests.media_files import make_audio, make_av_audio, make_video, tone
+from tests.media_files import make_audio, make_av_audio, make_video, ogg_page, tone
 
 LIMITS = Limits()
 _SEED = 20_261
@@ -184,18 +184,7 @@ def _long_silence() -> Iterator[Case]:
     opus = make_audio(np.zeros((660 * 8000, 1), np.float32), 8000, "OGG", "OPUS")
     yield Case("eleven minutes of Opus", "audio", opus)
     last = opus.rindex(b"OggS")
-    yield Case("Opus that denies its length", "audio", opus[:last] + _page(opus[last:], 48_000))
-
-
-def _page(page: bytes, position: int) -> bytes:
-    """Return an Ogg page with another position and a correct checksum."""
-    page = page[:6] + struct.pack("<Q", position) + page[14:22] + bytes(4) + page[26:]
-    checksum = 0
-    for byte in page:
-        checksum ^= byte << 24
-        for _ in range(8):
-            checksum = (checksum << 1 ^ (0x04C11DB7 if checksum >> 31 else 0)) & 0xFFFF_FFFF
-    return page[:22] + struct.pack("<I", checksum) + page[26:]
+    yield Case("Opus that denies its length", "audio", opus[:last] + ogg_page(opus[last:], 48_000))
 
 
 def _many_frames() -> Iterator[Case]:

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 import struct
 import zlib
 from collections.abc import Iterator
 
 import numpy as np
+from PIL import Image
 
-from tests.images import chunk, encoded, in_mode, oriented, photo, png, riff_chunk, segment, webp
+from tests.images import (
+    chunk,
+    encoded,
+    heic,
+    in_mode,
+    oriented,
+    photo,
+    png,
+    riff_chunk,
+    segment,
+    webp,
+)
 
 Attack = tuple[str, bytes]
 """The name, which starts with the format's, and the file."""
@@ -26,7 +39,7 @@ def hostile_images(seed: int, count: int) -> Iterator[Attack]:
 
 def crafted() -> Iterator[Attack]:
     """Yield one of each attack on the structure of a format."""
-    for make in (_jpeg, _png_sizes, _png_chunks, _webp, _gif, _magic):
+    for make in (_jpeg, _png_sizes, _png_chunks, _webp, _gif, _magic, _patched, _bombs_of_others):
         yield from make()
 
 
@@ -75,18 +88,106 @@ def _good_files() -> Iterator[Attack]:
         yield f"webp {mode} {lossless} exif", encoded(image, "WEBP", lossless=lossless, exif=exif)
     frames = {"save_all": True, "append_images": [photo(37, 29, seed=1)]}
     yield "webp animated", encoded(source, "WEBP", **frames)
+    yield from _other_files()
     yield "gif P", encoded(in_mode(source, "P"), "GIF", comment=b"hello", transparency=3)
     yield "gif animated", encoded(in_mode(source, "P"), "GIF", **frames)
 
 
+def _other_files() -> Iterator[Attack]:
+    """Yield one valid file at least of each format that only Pillow decodes."""
+    source, exif = photo(37, 29), oriented(6)[6:]
+    yield "avif RGBA", encoded(in_mode(source, "RGBA"), "AVIF", exif=exif)
+    yield "avif L", encoded(in_mode(source, "L"), "AVIF")
+    yield "tiff RGB", encoded(source, "TIFF", exif=b"Exif\0\0" + exif)
+    for compression in ("tiff_lzw", "jpeg", "packbits", "tiff_adobe_deflate"):
+        yield f"tiff {compression}", encoded(source, "TIFF", compression=compression)
+    yield "tiff fax", encoded(in_mode(source, "1"), "TIFF", compression="group4")
+    yield "tiff big", encoded(in_mode(source, "I;16"), "TIFF", big_tiff=True)
+    for mode in ("RGB", "P", "1"):
+        yield f"bmp {mode}", encoded(in_mode(source, mode), "BMP")
+    for form in ("bmp", "png"):
+        icon = {"sizes": [(16, 16), (32, 25)], "bitmap_format": form}
+        yield f"ico {form}", encoded(in_mode(source, "RGBA"), "ICO", **icon)
+    yield "jpeg2000 RGB", encoded(source, "JPEG2000")
+    yield "jpeg2000 stream", encoded(in_mode(source, "L"), "JPEG2000", no_jp2=True)
+    for mode in ("RGB", "L", "1", "I;16"):
+        yield f"pnm {mode}", encoded(in_mode(source, mode), "PPM")
+    yield "pnm plain", b"P3 # a comment\n3 2\n255\n" + b"1 20 255 " * 6
+    for mode, compression in (("RGB", None), ("RGBA", "tga_rle"), ("P", None), ("L", "tga_rle")):
+        yield f"tga {mode}", encoded(in_mode(source, mode), "TGA", compression=compression)
+    yield "heic photo", heic(source)
+    yield "heic turned", heic(source, exif=b"Exif\0\0" + exif)
+    yield "heic alpha", heic(in_mode(source, "RGBA"))
+    yield "heic grid", heic(photo(74, 60), tile_size=32, quality=20)
+
+
 def _edges(name: str, data: bytes) -> set[int]:
     """Return the beginnings of a file's parts: markers, and all parts with four-letter names."""
-    if name.startswith("jpeg"):
+    if name.startswith("jpeg "):
         return {at for at in range(len(data) - 1) if data[at] == 0xFF and data[at + 1] >= 0xC0}
     if name.startswith("gif"):
         return {6, 13, *(at for at, byte in enumerate(data) if byte in (0x21, 0x2C, 0x3B))}
     letters = bytes(byte if chr(byte).isalnum() or byte == 0x20 else 0 for byte in data)
     return {at for at in range(len(data) - 4) if 0 not in letters[at : at + 4]}
+
+
+def _patched() -> Iterator[Attack]:
+    """Yield files of the other formats with another number at some place of their header."""
+    rng = random.Random(9)
+    for name, data in _other_files():
+        places = range(2, min(len(data) - 8, 400))
+        for _ in range(24):
+            at, layout = rng.choice(places), rng.choice(("<H", ">H", "<I", ">I"))
+            largest = (1 << 8 * struct.calcsize(layout)) - 1
+            value = rng.choice((0, 1, 2, 255, 2000, largest // 2, largest - 8, largest))
+            patched = bytearray(data)
+            struct.pack_into(layout, patched, at, value)
+            yield f"{name}: {layout} {value} at {at}", bytes(patched)
+
+
+def _bombs_of_others() -> Iterator[Attack]:
+    """Yield small files with large claims, within the limits of pixels and beyond."""
+    files = {name: bytearray(data) for name, data in _other_files()}
+    for side in (2000, 16_000, 60_000):
+        for name, at, layout in (
+            *(("bmp RGB", 18, "<II"), ("bmp P", 18, "<II"), ("tga RGB", 12, "<HH")),
+            *(("tga P", 12, "<HH"), ("tga RGBA", 12, "<HH"), ("jpeg2000 stream", 8, ">II")),
+        ):
+            data = bytearray(files[name])
+            struct.pack_into(layout, data, at, side, side)
+            yield f"{name} of {side}, a bomb", bytes(data)
+        for name in ("avif RGBA", "heic photo", "heic grid"):
+            data = bytearray(files[name])
+            for found in re.finditer(b"ispe", data):
+                struct.pack_into(">II", data, found.end() + 4, side, side)
+            yield f"{name} of {side}, a bomb", bytes(data)
+        for name in ("tiff RGB", "tiff tiff_lzw", "tiff fax"):
+            yield f"{name} of {side}, a bomb", _tiff_of(bytes(files[name]), side)
+        yield f"pnm of {side}, a bomb", b"P6 %d %d 255\n" % (side, side)
+        yield f"pnm plain of {side}, a bomb", b"P1 %d %d\n" % (side, side) + b"1" * 100_000
+        inner = encoded(Image.new("1", (side, 40)), "PNG")
+        icon = struct.pack("<HHH4BHHII", 0, 1, 1, 16, 16, 0, 0, 1, 32, len(inner), 22)
+        yield f"ico png of {side}, a bomb", icon + inner
+    pixels = Image.new("L", (2000, 2000))
+    for format, options in (("AVIF", {}), ("TIFF", {"compression": "tiff_adobe_deflate"})):
+        yield f"{format.lower()} of one colour, a bomb", encoded(pixels, format, **options)
+    yield "jpeg2000 of one colour, a bomb", encoded(pixels, "JPEG2000")
+    yield "tga runs, a bomb", struct.pack("<3B5s4HBB", 0, 0, 10, bytes(5), 0, 0, 2000, 2000, 24, 0)
+    tiles = bytearray(files["jpeg2000 stream"])
+    struct.pack_into(">IIIIIIII", tiles, 8, 2000, 2000, 0, 0, 1, 1, 0, 0)
+    yield "jpeg2000 tiles, a bomb", bytes(tiles)
+
+
+def _tiff_of(data: bytes, side: int) -> bytes:
+    """Return a TIFF file with other sides; its strips stay short."""
+    changed = bytearray(data)
+    (at,) = struct.unpack_from("<I", data, 4)
+    (count,) = struct.unpack_from("<H", data, at)
+    for entry in range(at + 2, at + 2 + 12 * count, 12):
+        (tag,) = struct.unpack_from("<H", data, entry)
+        if tag in (256, 257, 278):
+            struct.pack_into("<HHII", changed, entry, tag, 4, 1, side)
+    return bytes(changed)
 
 
 def _exif_bomb(num_entries: int, entry_nbytes: int, total_nbytes: int) -> bytes:

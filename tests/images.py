@@ -8,12 +8,20 @@ import zlib
 from collections.abc import Iterable
 
 import numpy as np
+import pillow_heif
 from PIL import Image
 
 
 def encoded(image: Image.Image, format: str, **parameters: object) -> bytes:
     out = io.BytesIO()
     image.save(out, format, **parameters)
+    return out.getvalue()
+
+
+def heic(image: Image.Image, **parameters: object) -> bytes:
+    """Return a HEIC file, without a registration of the format in this process."""
+    out = io.BytesIO()
+    pillow_heif.from_pillow(image).save(out, **parameters)
     return out.getvalue()
 
 

@@ -126,6 +126,27 @@ def make_audio(
     return file.getvalue()
 
 
+def ogg_page(page: bytes, position: int) -> bytes:
+    """Return an Ogg page with another position and a correct checksum."""
+    page = page[:6] + struct.pack("<Q", position) + page[14:22] + bytes(4) + page[26:]
+    checksum = 0
+    for byte in page:
+        checksum ^= byte << 24
+        for _ in range(8):
+            checksum = (checksum << 1 ^ (0x04C11DB7 if checksum >> 31 else 0)) & 0xFFFF_FFFF
+    return page[:22] + struct.pack("<I", checksum) + page[26:]
+
+
+def later(ogg: bytes, num_samples: int = 312) -> bytes:
+    """Return an Ogg file whose time begins later, as some encoders write it: at their delay."""
+    pages = [b"OggS" + page for page in ogg.split(b"OggS")[1:]]
+    positions = [struct.unpack_from("<Q", page, 6)[0] for page in pages]
+    return b"".join(
+        ogg_page(page, position + num_samples) if position else page
+        for page, position in zip(pages, positions, strict=True)
+    )
+
+
 def make_av_audio(samples: Samples, rate_hz: int, encoder: str, container: str) -> bytes:
     """Return a file by PyAV: ``("aac", "ipod")`` is M4A, ``("libopus", "webm")`` is WebM."""
     channels = samples.shape[1]

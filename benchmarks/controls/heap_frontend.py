@@ -22,9 +22,8 @@ import pybase64
 
 from afferent import keys
 from afferent.config import Limits
-from afferent.media.decode.image import decode_image
+from afferent.media.decode.image import decode_image, read_image_header
 from afferent.media.families.registry import AnyFamily
-from afferent.media.headers.probe import probe_image
 
 
 class HeapFrontend:
@@ -50,7 +49,7 @@ class HeapFrontend:
     def _one(self, url: str) -> dict[str, Any]:
         data = memoryview(pybase64.b64decode(url.partition(",")[2]))
         keys.digest(data)  # the key for a cache
-        header = probe_image(data, self._limits)
+        header = read_image_header(data, self._limits)
         image = decode_image(data, header, self._limits)
         specs = self._family.plan_exactly(header).specs
         features = {name: np.empty(spec.shape, spec.dtype) for name, spec in specs.items()}

@@ -26,7 +26,7 @@ from tests.models import make_voxtral
 from tests.server import Server, wait_until
 
 QUESTION = "What is in the picture?"
-NUM_IMAGES, NUM_FILES = 1450, 550  # the short form takes every eighth
+NUM_IMAGES, NUM_FILES = 2350, 550  # the short form takes every eighth
 Kind = Literal["image", "video", "audio"]
 File = tuple[str, Kind, bytes]
 ORDINARY_EVERY = 25

@@ -27,21 +27,27 @@ import pytest
 import websockets.exceptions
 import websockets.sync.client
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
+from afferent.config import Limits
 from afferent.conformance.images import draw_image
 from afferent.engines.references import SCHEME, FeaturesReference, RawReference, sign
 from afferent.engines.vllm.plugin.arena import Gone
+from afferent.media.decode.image import decode_image, read_image_header
 from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.launch import DAEMON
 from afferent.types import Handle, Modality, ObjectKind
 from tests import media_files, plain_http
 from tests.end_to_end.standing_in import StandIn
-from tests.images import encoded, in_mode, photo
+from tests.images import encoded, heic, in_mode, oriented, photo
 from tests.media.media_host import media_host, send
 from tests.server import Server, data_url, wait_until
 
 CHAT = "/v1/chat/completions"
+LIMITS = Limits()
+XMP_TEXT = PngInfo()
+XMP_TEXT.add_itxt("XML:com.adobe.xmp", '<x tiff:Orientation="6"/>', zip=True)
 
 
 @dataclass(slots=True)
@@ -445,7 +451,7 @@ def test_what_the_engine_is_to_process_itself(
         assert "bytes" in answer.json()["said"][0]
 
 
-# Files that are not decoded here
+# Files of other formats
 
 
 def shown(data: bytes, media_type: str = "image/x") -> str:
@@ -455,40 +461,54 @@ def shown(data: bytes, media_type: str = "image/x") -> str:
 @pytest.mark.parametrize(
     ("format", "parameters"),
     [
+        ("HEIC", {}),
         ("AVIF", {}),
-        ("TIFF", {}),
+        ("TIFF", {"exif": oriented(6)}),
         ("BMP", {}),
-        ("ICO", {}),
-        ("JPEG2000", {}),
+        ("ICO", {"sizes": [(37, 29)]}),
         ("JPEG2000", {"no_jp2": True}),
         ("PPM", {}),
         ("TGA", {}),
+        ("JPEG", {"xmp": b'<x tiff:Orientation="8"/>'}),
+        ("PNG", {"pnginfo": XMP_TEXT}),
     ],
 )
-def test_forwarded_formats_reach_the_engine_as_bytes(
-    front: Front, format: str, parameters: dict[str, Any], picture: str
+def test_images_of_each_format_become_features_of_their_upright_pixels(
+    front: Front, format: str, parameters: dict[str, Any]
 ) -> None:
-    """The other images of the request are forwarded as bytes, too: the engine mixes no kinds."""
-    data = encoded(photo(37, 29), format, **parameters)
-    answer = front.post("/v1/chat/completions", chat(image(shown(data)), image(picture)))
+    """The features of a lossless file are those of a PNG file with the same pixels."""
+    source = photo(37, 29)
+    data = heic(source) if format == "HEIC" else encoded(source, format, **parameters)
+    upright = decode_image(memoryview(data), read_image_header(data, LIMITS), LIMITS).pixels
+    same = encoded(Image.fromarray(upright), "PNG")
+    answer = front.post("/v1/chat/completions", chat(image(shown(data)), image(shown(same))))
     assert answer.status_code == 200, answer.text
-    nbytes = len(base64.b64decode(picture.partition(",")[2]))
-    assert answer.json() == {"said": [{"bytes": len(data)}, {"bytes": nbytes}]}
+    found, expected = answer.json()["said"]
+    assert "bytes" not in found
+    assert found == expected
+    assert front.post("/v1/chat/completions", chat(image(shown(data)))).json() == {"said": [found]}
 
 
 @pytest.mark.parametrize(
     "data",
     [
         pytest.param(encoded(Image.new("RGB", (1, 7)), "PNG"), id="a side of one pixel"),
+        pytest.param(encoded(Image.new("RGB", (1, 7)), "TIFF"), id="the same in a TIFF file"),
         pytest.param(encoded(in_mode(photo(37, 29), "I;16"), "PNG"), id="grey of 16 bits"),
+        pytest.param(encoded(in_mode(photo(37, 29), "I;16"), "TIFF"), id="the same in a TIFF file"),
     ],
 )
-def test_images_that_become_something_else_here_go_as_bytes(front: Front, data: bytes) -> None:
-    answer = front.post("/v1/chat/completions", chat(image(shown(data))))
-    assert answer.json() == {"said": [{"bytes": len(data)}]}
+def test_images_that_become_something_else_here_go_as_bytes(
+    front: Front, data: bytes, picture: str
+) -> None:
+    """The other images of the request are forwarded as bytes, too: the engine mixes no kinds."""
+    answer = front.post("/v1/chat/completions", chat(image(shown(data)), image(picture)))
+    assert answer.status_code == 200, answer.text
+    nbytes = len(base64.b64decode(picture.partition(",")[2]))
+    assert answer.json() == {"said": [{"bytes": len(data)}, {"bytes": nbytes}]}
 
 
-def test_limits_hold_for_forwarded_formats(front: Front) -> None:
+def test_limits_hold_for_headers_of_other_formats(front: Front) -> None:
     data = struct.pack("<2sIHHIIii", b"BM", 54, 0, 0, 54, 40, 20_000, 20_000) + bytes(28)
     answer = front.post("/v1/chat/completions", chat(image(shown(data))))
     assert answer.status_code == 400
@@ -544,7 +564,7 @@ def test_an_item_known_by_name_beside_a_forwarded_one_has_to_be_sent_again(
     front: Front, picture: str
 ) -> None:
     assert front.post("/v1/chat/completions", chat(image(picture, uuid="seen"))).status_code == 200
-    bmp = image(shown(encoded(photo(37, 29), "BMP")))
+    bmp = image(shown(encoded(Image.new("RGB", (1, 7)), "BMP")))
     answer = front.post("/v1/chat/completions", chat(image(None, uuid="seen"), bmp))
     assert answer.status_code == 409, answer.text
     answer = front.post("/v1/chat/completions", chat(image(picture, uuid="seen"), bmp))
@@ -555,7 +575,7 @@ def test_an_image_known_by_its_url_is_fetched_again_beside_a_forwarded_one(
     picture: str, tmp_path: Path
 ) -> None:
     png = base64.b64decode(picture.partition(",")[2])
-    bmp = encoded(photo(37, 29), "BMP")
+    bmp = encoded(Image.new("RGB", (1, 7)), "BMP")
     with (
         media_host({"/a.png": send(png), "/b.bmp": send(bmp)}) as where,
         standing(tmp_path, "--fetch-allow", where) as other,

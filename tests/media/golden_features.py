@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from blake3 import blake3
 from msgspec import Struct
+from PIL import Image
 
 from afferent.config import Limits
 from afferent.media.decode.audio import decode_audio
-from afferent.media.decode.image import decode_image
+from afferent.media.decode.image import decode_image, read_image_header
 from afferent.media.decode.video import open_video
 from afferent.media.decoded import Array, DecodedAudio, DecodedImage, Media, Pixels
 from afferent.media.families.registry import (
@@ -33,10 +34,9 @@ from afferent.media.families.registry import (
     describe,
     version_of,
 )
-from afferent.media.headers.probe import probe_image
 from afferent.types import Modality
 from tests.engine import families
-from tests.images import chunk, encoded, in_mode, oriented, photo
+from tests.images import chunk, encoded, heic, in_mode, oriented, photo
 from tests.media.folders import make_internvl
 from tests.media.test_families import FOLDERS
 from tests.media.test_sized_families import MAKERS
@@ -71,6 +71,10 @@ FAMILIES: Final[Mapping[str, Callable[[Path], None]]] = {
 }
 IMAGES: Final = ("page.jpg", "rgba.png", "lossy.webp")
 """The images for each family: two are small, and one has to be shrunk."""
+IMAGE_SUFFIXES: Final = (
+    *(".jpg", ".png", ".webp", ".gif", ".heic", ".avif", ".jp2", ".j2k", ".tif"),
+    *(".bmp", ".ico", ".ppm", ".pgm", ".pbm", ".tga"),
+)
 CLIP, VIDEO, RULES = "stereo.flac", "h264.mp4", ("pillow", "torchvision")
 
 
@@ -119,6 +123,7 @@ def media_files() -> Iterator[tuple[str, bytes]]:
     yield "still.gif", encoded(in_mode(small, "P"), "GIF")
     yield "clear.gif", encoded(in_mode(small, "P"), "GIF", transparency=3)
     yield "moving.gif", encoded(in_mode(small, "P"), "GIF", **moving)
+    yield from _other_images()
     mono, stereo = tone(0.1, 44_100), tone(0.1, 44_100, channels=2)
     yield "16-bit.wav", make_audio(mono, 44_100, subtype="PCM_16")
     yield "24-bit.wav", make_audio(tone(0.1), 16_000, subtype="PCM_24")
@@ -141,6 +146,49 @@ def media_files() -> Iterator[tuple[str, bytes]]:
     yield "av1.mp4", make_video("av1", **short)
 
 
+def _other_images() -> Iterator[tuple[str, bytes]]:
+    """Encode images that only Pillow decodes."""
+    small, tiny, exif = photo(48, 40, 1), photo(24, 20, 1), oriented(6)
+    moving = {"save_all": True, "append_images": [photo(24, 20, 3)]}
+    yield "photo.heic", heic(small)
+    yield "turned.heic", heic(small, exif=exif)
+    yield "alpha.heic", heic(in_mode(small, "RGBA"))
+    yield "grid.heic", heic(photo(150, 100, 1), tile_size=64, quality=20)
+    yield "photo.avif", encoded(small, "AVIF")
+    yield "turned.avif", encoded(small, "AVIF", exif=exif)
+    yield "alpha.avif", encoded(in_mode(small, "RGBA"), "AVIF")
+    yield "moving.avif", encoded(tiny, "AVIF", **moving)
+    yield "lossless.jp2", encoded(tiny, "JPEG2000")
+    yield "lossy.j2k", encoded(small, "JPEG2000", no_jp2=True, irreversible=True)
+    yield "grey16.jp2", encoded(in_mode(tiny, "I;16"), "JPEG2000")
+    yield "pages.tif", encoded(tiny, "TIFF", **moving)
+    yield "turned.tif", encoded(tiny, "TIFF", compression="tiff_lzw", exif=exif)
+    yield "jpeg.tif", encoded(tiny, "TIFF", compression="jpeg")
+    yield "fax.tif", encoded(tiny.convert("1"), "TIFF", compression="group4")
+    yield "grey16.tif", encoded(in_mode(tiny, "I;16"), "TIFF")
+    yield "photo.bmp", encoded(tiny, "BMP")
+    yield "palette.bmp", encoded(in_mode(tiny, "P"), "BMP")
+    yield "png.ico", encoded(in_mode(small, "RGBA"), "ICO", sizes=[(16, 16), (32, 32)])
+    yield (
+        "bitmap.ico",
+        encoded(in_mode(small, "RGBA"), "ICO", sizes=[(16, 16)], bitmap_format="bmp"),
+    )
+    yield "photo.ppm", encoded(tiny, "PPM")
+    yield "grey16.pgm", encoded(in_mode(tiny, "I;16"), "PPM")
+    yield "bits.pbm", encoded(tiny.convert("1"), "PPM")
+    yield "photo.tga", encoded(tiny, "TGA")
+    yield "runs.tga", encoded(in_mode(tiny, "RGBA"), "TGA", compression="tga_rle")
+    turned = b'<x:xmpmeta tiff:Orientation="6"/>'
+    yield "xmp.jpg", encoded(small, "JPEG", xmp=turned)
+    yield "xmp.webp", encoded(small, "WEBP", lossless=True, xmp=turned)
+    yield "late.png", _png_turned_at_its_end(small)
+
+
+def _png_turned_at_its_end(image: Image.Image) -> bytes:
+    data = encoded(image, "PNG")
+    return data[:-12] + chunk(b"eXIf", oriented(6)[6:]) + data[-12:]
+
+
 def _png_of_16_bits(pixels: Pixels) -> bytes:
     """Write a PNG, as Pillow can't write 16 bits in three colours; the lower bytes differ."""
     values = pixels.astype(">u2") * 257 ^ 0x55
@@ -153,8 +201,8 @@ def _png_of_16_bits(pixels: Pixels) -> bytes:
 def decoded(path: Path, rate_hz: int = 16_000) -> Media | list[Pixels]:
     """Decode an image, an audio clip at this rate, or the frames of a video."""
     data = path.read_bytes()
-    if path.suffix in (".jpg", ".png", ".webp", ".gif"):
-        return decode_image(memoryview(data), probe_image(data, LIMITS), LIMITS)
+    if path.suffix in IMAGE_SUFFIXES:
+        return decode_image(memoryview(data), read_image_header(data, LIMITS), LIMITS)
     if path.suffix == ".mp4" or path.name.startswith("vp"):
         with open_video(data, LIMITS) as video:
             return list(video.frames(range(video.header.num_frames)))

@@ -17,12 +17,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from afferent.config import Limits
 from afferent.media.decode.audio import decode_audio
-from afferent.media.decode.image import decode_image
+from afferent.media.decode.image import decode_image, read_image_header
 from afferent.media.decode.video import open_video
 from afferent.media.decoded import DecodedImage, Media
 from afferent.media.families.qwen_vl import QwenVlFamily
 from afferent.media.families.registry import AnyFamily
-from afferent.media.headers.probe import probe_image
 from afferent.media.transforms import resize
 from afferent.media.workers.discover import family_of
 from afferent.operations.supervisor.checks import BUILT_IN_MODELS
@@ -101,7 +100,7 @@ def test_decoding_writes_the_pixels_once_and_again_to_turn_them(
     image = photo(WIDTH, HEIGHT).convert(mode)
     exif = {"exif": oriented(orientation)} if orientation > 1 else {}
     data = in_arena(encoded(image, format, **exif))
-    header = probe_image(bytes(data), LIMITS)
+    header = read_image_header(bytes(data), LIMITS)
     nbytes = python_nbytes(lambda: decode_image(data, header, LIMITS))
     nbytes -= len(data) if format == "PNG" else 0  # the PNG decoder needs a copy
     assert num_copies(nbytes, PIXELS_NBYTES) == copies
@@ -141,7 +140,7 @@ def test_without_the_compiled_part_pillows_image_is_copied_in_and_out(
 def test_a_whole_image(qwen: QwenVlFamily) -> None:
     """Decoding and resizing allocate the pixels once; other tests count the resizing."""
     data = in_arena(encoded(photo(WIDTH, HEIGHT), "JPEG"))
-    header = probe_image(bytes(data), LIMITS)
+    header = read_image_header(bytes(data), LIMITS)
     plan = codec.plan(qwen.plan(header).tree)
     block = memoryview(bytearray(plan.nbytes))
 

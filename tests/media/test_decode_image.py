@@ -17,10 +17,10 @@ from afferent.errors import InvalidMedia, MediaTooLarge, UnsupportedMedia
 from afferent.media.decode import image as image_module
 from afferent.media.decode import jpeg, pillow
 from afferent.media.decode import png as png_format
-from afferent.media.decode.image import decode_image
+from afferent.media.decode.image import decode_image, read_image_header
 from afferent.media.decoded import Pixels
-from afferent.media.headers.header import ImageFormat
-from afferent.media.headers.probe import ImageHeader, probe_image
+from afferent.media.headers.image_format import ImageFormat
+from afferent.media.headers.probe import ImageHeader
 from tests.hostile_images import bombs, damaged, hostile_images
 from tests.images import chunk, encoded, in_mode, oriented, photo, png, segment
 
@@ -31,7 +31,7 @@ JPEG_OPTIONS = ({}, {"subsampling": 0}, {"subsampling": 1}, {"subsampling": 2, "
 
 
 def decoded(data: bytes, limits: Limits = LIMITS) -> Pixels:
-    pixels = decode_image(memoryview(data), probe_image(data, limits), limits).pixels
+    pixels = decode_image(memoryview(data), read_image_header(data, limits), limits).pixels
     assert pixels.dtype == np.uint8
     assert pixels.flags.c_contiguous
     assert pixels.flags.writeable
@@ -182,14 +182,14 @@ def test_read_only_memory(name: str) -> None:
         start = len(shared) - len(data)
         shared[start:] = data
         with memoryview(shared) as whole, whole[start:].toreadonly() as view:
-            pixels = decode_image(view, probe_image(data, LIMITS), LIMITS).pixels
+            pixels = decode_image(view, read_image_header(data, LIMITS), LIMITS).pixels
         np.testing.assert_array_equal(pixels, by_pillow(data))
         assert shared[start:] == data
 
 
 def test_files_that_are_not_what_was_planned() -> None:
     data = COMMON["jpeg"]
-    header = probe_image(data, LIMITS)
+    header = read_image_header(data, LIMITS)
     assert header == ImageHeader(29, 37, 6)
     for other in (ImageHeader(37, 29, 6), ImageHeader(29, 37, 5), ImageHeader(29, 36, 6)):
         with pytest.raises(InvalidMedia, match="what its header says"):
@@ -197,6 +197,8 @@ def test_files_that_are_not_what_was_planned() -> None:
     with pytest.raises(MediaTooLarge):
         decode_image(memoryview(data), header, Limits(max_image_pixels=1000))
     with pytest.raises(UnsupportedMedia):
+        decode_image(memoryview(b"8BPS" + bytes(100)), header, LIMITS)
+    with pytest.raises(InvalidMedia):
         decode_image(memoryview(b"BM" + bytes(100)), header, LIMITS)
 
 
@@ -215,21 +217,24 @@ def test_number_of_scans(num_scans: int) -> None:
 
 def test_damaged_files_are_judged_by_pillow() -> None:
     """If a damaged file decodes, Pillow decodes it to the same image, without its metadata."""
-    lean = {"jpeg": jpeg.without_metadata, "png": png_format.without_metadata}
+    lean = {
+        ImageFormat.JPEG: jpeg.without_metadata,
+        ImageFormat.PNG: png_format.without_metadata,
+    }
     num_images = 0
     for name, data in itertools.islice(damaged(seed=3), 1200):
         try:
-            header = probe_image(data, LIMITS)
+            header = read_image_header(data, LIMITS)
             seen = decode_image(memoryview(data), header, LIMITS).pixels
         except InvalidMedia:
             continue
         if header.orientation > 1:
             continue
         num_images += 1
-        kind = name.split()[0]
+        kind = ImageFormat[name.split()[0].upper()]
         expected = np.empty((header.height, header.width, 3), np.uint8)
         judged = lean[kind](memoryview(data)) if kind in lean else data
-        pillow.decode_into(judged, ImageFormat(kind), expected)
+        pillow.decode_into(judged, kind, expected)
         np.testing.assert_array_equal(seen, expected, err_msg=name)
     assert num_images > 100
 
@@ -242,7 +247,7 @@ def test_hostile_images(caplog: pytest.LogCaptureFixture) -> None:
     num_images = num_refused = 0
     for name, data in hostile_images(seed=1, count=3500):
         try:
-            header = probe_image(data, HOSTILE_LIMITS)
+            header = read_image_header(data, HOSTILE_LIMITS)
             image = decode_image(memoryview(data), header, HOSTILE_LIMITS)
         except InvalidMedia:
             num_refused += 1
@@ -251,15 +256,14 @@ def test_hostile_images(caplog: pytest.LogCaptureFixture) -> None:
         assert image.pixels.shape == (header.height, header.width, 3), name
     assert num_images > 300
     assert num_refused > 2000
-    assert not caplog.records
+    assert not [each for each in caplog.records if not each.name.startswith("PIL.")]
 
 
 MEASURE = """
 import sys
 from afferent.config import Limits
 from afferent.errors import InvalidMedia
-from afferent.media.headers.probe import probe_image
-from afferent.media.decode.image import decode_image
+from afferent.media.decode.image import decode_image, read_image_header
 
 def resident(name):
     lines = open("/proc/self/status").read().splitlines()
@@ -268,14 +272,14 @@ def resident(name):
 limits = Limits(max_image_pixels=4_000_000)
 files = sys.stdin.buffer
 small = {small}
-decode_image(memoryview(small), probe_image(small, limits), limits)
+decode_image(memoryview(small), read_image_header(small, limits), limits)
 before = resident("VmRSS")
 longest = 0
 while (size := int.from_bytes(files.read(4), "little")):
     data = files.read(size)
     longest = max(longest, size)
     try:
-        decode_image(memoryview(data), probe_image(data, limits), limits)
+        decode_image(memoryview(data), read_image_header(data, limits), limits)
     except InvalidMedia:
         pass
 print(resident("VmHWM") - before - longest)
@@ -289,7 +293,7 @@ def peak_nbytes(*files: bytes) -> int:
     done = subprocess.run(
         [sys.executable, "-c", code], input=given, capture_output=True, check=True
     )
-    assert not done.stderr
+    assert b"Traceback" not in done.stderr
     return int(done.stdout)
 
 

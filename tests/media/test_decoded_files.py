@@ -15,11 +15,10 @@ from PIL import Image
 from transformers import Qwen2VLImageProcessorPil
 
 from afferent.config import Limits
-from afferent.media.decode.image import decode_image
+from afferent.media.decode.image import decode_image, read_image_header
 from afferent.media.decoded import DecodedImage
 from afferent.media.families.qwen_vl import QwenVlFamily
 from afferent.media.families.registry import describe
-from afferent.media.headers.probe import probe_image
 from afferent.media.transforms import resize
 from tests.images import encoded, in_mode, oriented
 from tests.media.folders import draw_pixels, draw_size, make_qwen
@@ -52,7 +51,7 @@ def drawn_file(rng: np.random.Generator, index: int) -> bytes:
 
 
 def ours(family: QwenVlFamily, data: bytes) -> np.ndarray:
-    header = probe_image(data, Limits())
+    header = read_image_header(data, Limits())
     specs = family.plan(header).specs
     out = {name: np.full(spec.shape, 77, spec.dtype) for name, spec in specs.items()}
     family.process(decode_image(memoryview(data), header, Limits()), out)

@@ -194,10 +194,9 @@ def test_arguments_decide_about_some_calls() -> None:
     assert len(outcomes) > 25
 
 
-def test_only_code_that_is_not_known_here_starts_threads() -> None:
-    outcomes = attempted("threads")
-    assert outcomes["known"].startswith("RuntimeError: can't start new thread")
-    assert outcomes["foreign"] == ""
+def test_confined_code_may_start_threads() -> None:
+    """The decoder of HEIC needs one."""
+    assert attempted("threads") == {"known": "", "foreign": ""}
 
 
 def test_threads_have_an_end() -> None:

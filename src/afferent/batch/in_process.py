@@ -12,10 +12,11 @@ from afferent.batch.media_model import MediaModel
 from afferent.batch.media_sources import Source, as_our_error, decode_for, read
 from afferent.errors import UnsupportedMedia
 from afferent.media.decode.audio import decode_audio, probe_audio
+from afferent.media.decode.image import read_image_header
 from afferent.media.decode.video import open_video
 from afferent.media.decoded import Array, DecodedAudio, DecodedImage, Media
 from afferent.media.families.plan import FeaturePlan
-from afferent.media.headers.probe import ImageHeader, MediaHeader, check_size, probe_image
+from afferent.media.headers.probe import ImageHeader, MediaHeader, check_size
 from afferent.types import ContentKey, Modality
 
 
@@ -62,7 +63,7 @@ def header_of(
             return _checked(model, opened).header
         match model.modality(opened, modality):
             case Modality.IMAGE:
-                return probe_image(opened, model.limits)
+                return read_image_header(opened, model.limits)
             case Modality.AUDIO:
                 return probe_audio(opened, model.limits)
             case _:
@@ -85,7 +86,7 @@ def _opened(model: MediaModel, data: memoryview, modality: Modality, form: Form)
     limits = model.limits
     match modality:
         case Modality.IMAGE:
-            yield decode_for(data, probe_image(data, limits), limits, form)
+            yield decode_for(data, read_image_header(data, limits), limits, form)
         case Modality.AUDIO:
             yield decode_audio(data, model.family.sample_rate_hz, limits)
         case _:

@@ -20,7 +20,7 @@ from afferent.media.families.adapter import AdapterFamily
 from afferent.media.families.family import ProcessorArithmetic, processor_settings
 from afferent.media.families.plan import FeaturePlan
 from afferent.media.families.registry import AnyFamily, fingerprint
-from afferent.media.headers.header import is_container
+from afferent.media.headers.image_format import is_container
 from afferent.media.headers.probe import ImageHeader, MediaHeader
 from afferent.media.transforms.normalize import Arithmetic
 from afferent.media.transforms.resize import ResizeRule

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 import imagecodecs
 import numpy as np
@@ -19,11 +17,18 @@ from PIL import Image, ImageOps
 from afferent.batch.item_features import Form
 from afferent.batch.media_model import image_header_of
 from afferent.config import Limits
-from afferent.errors import AfferentError, InternalError, InvalidMedia, MediaTooLarge
+from afferent.errors import (
+    AfferentError,
+    InternalError,
+    InvalidMedia,
+    MediaTooLarge,
+    UnsupportedMedia,
+)
 from afferent.media.decode.image import decode_image
-from afferent.media.decode.pillow import copy_rgb
+from afferent.media.decode.pillow import copy_rgb, is_grey16, open_image
 from afferent.media.decoded import DecodedAudio, DecodedImage
-from afferent.media.headers.header import ImageFormat, format_of
+from afferent.media.headers.image_format import format_of
+from afferent.media.headers.image_sizes import is_deep_grey
 from afferent.media.headers.probe import ImageHeader, check_size
 from afferent.types import Modality
 from afferent.wording import shown
@@ -32,10 +37,6 @@ Source = str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image |
 """Path of a file, its bytes, a PIL image, pixels ``(height, width, 3)``, or samples ``(n,)``."""
 
 log = logging.getLogger(__name__)
-
-_GREY16: Final = bytes((16, 0))
-_GREY16_AT: Final = slice(24, 26)
-"""Bit depth and colour type of a PNG file."""
 
 
 def path_of(source: object) -> str | None:
@@ -101,7 +102,7 @@ def as_file(source: memoryview | DecodedImage | DecodedAudio, form: Form) -> mem
             return memoryview(imagecodecs.png_encode(pixels, level=0))
         case DecodedAudio(samples, rate_hz):
             return memoryview(_wav(samples, rate_hz))
-    if form == "hf" and is_grey16(source):
+    if form == "hf" and is_grey16_file(source):
         raise InvalidMedia(
             'an image with 16 bits of grey has another form="hf" than others, which workers do not '
             'make: use where="here" for it'
@@ -118,10 +119,10 @@ def decode_for(data: memoryview, header: ImageHeader, limits: Limits, form: Form
         InvalidMedia: It can't be decoded.
         MediaTooLarge: It exceeds the limits.
     """
-    if form == "hf" and is_grey16(data):
+    if form == "hf" and is_grey16_file(data):
         check_size(header.width, header.height, limits)
         try:
-            with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
+            with open_image(data, format_of(data)) as image:
                 upright = ImageOps.exif_transpose(image)
                 return DecodedImage(np.array(upright.convert("RGB")))
         except (OSError, ValueError, SyntaxError) as error:
@@ -129,13 +130,12 @@ def decode_for(data: memoryview, header: ImageHeader, limits: Limits, form: Form
     return decode_image(data, header, limits)
 
 
-def is_grey16(data: memoryview) -> bool:
-    """Return whether a file is a PNG with 16 bits of grey."""
+def is_grey16_file(data: memoryview) -> bool:
+    """Return whether a file is an image with 16 bits of grey."""
     try:
-        is_png = format_of(data) is ImageFormat.PNG
-    except InvalidMedia:
+        return is_deep_grey(data)
+    except UnsupportedMedia:
         return False
-    return is_png and bytes(data[_GREY16_AT]) == _GREY16
 
 
 def _read_file(path: str | os.PathLike[str], limits: Limits) -> bytes:
@@ -173,7 +173,7 @@ def _flat(data: bytes | bytearray | memoryview) -> memoryview:
 def _rgb(image: Image.Image, form: Form) -> NDArray[np.uint8]:
     """Return an image of any mode as RGB over white; its EXIF data, if any, are not applied."""
     try:
-        if form == "hf" and image.mode.startswith("I;16"):
+        if form == "hf" and is_grey16(image):
             return np.array(image.convert("RGB"))
         pixels = np.empty((image.height, image.width, 3), np.uint8)
         copy_rgb(image, pixels)

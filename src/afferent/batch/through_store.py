@@ -16,7 +16,7 @@ from afferent.batch.media_model import MediaModel
 from afferent.errors import AfferentError, InternalError, NotPermitted, StoreRestarted
 from afferent.media.decoded import Array
 from afferent.media.families.plan import Prompt
-from afferent.media.headers.probe import ImageHeader, probe_image
+from afferent.media.headers.probe import ImageBound, ImageHeader, probe_image
 from afferent.media.workers.jobs import (
     PLAN_NBYTES,
     InputRange,
@@ -155,6 +155,8 @@ class StoreSteps:
         if modality is not Modality.IMAGE:
             return None
         header = probe_image(data, self._model.limits)
+        if isinstance(header, ImageBound):
+            return None
         plan = self._model.family.plan(header)
         return header if plan is None else Planned(header, plan)
 

@@ -104,7 +104,8 @@ class Renderer:
             return uuid
         if modality is not Modality.IMAGE or file is None:
             return key.hex()
-        return image_hash(file, model=self._link.model, algorithm=ALGORITHMS[self._link.hashes])
+        algorithm = ALGORITHMS[self._link.hashes]
+        return image_hash(file, model=self._link.model, algorithm=algorithm) or key.hex()
 
     @property
     def info(self) -> EngineInfo | None:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Final, Literal
 
 from afferent import keys
-from afferent.media.headers.header import Data, is_read_as_rgb
+from afferent.media.headers.header import is_read_as_rgb
+from afferent.media.headers.image_format import Data
 
 Hashes = Literal["afferent", "vllm-blake3", "vllm-sha256", "vllm-sha512"]
 """Setting: names by Afferent, or by a vLLM with this ``VLLM_MM_HASHER_ALGORITHM``."""
@@ -27,16 +28,22 @@ _WHITE: Final = (255, 255, 255)
 def image_hash(file: Data, *, model: str, algorithm: keys.Algorithm) -> str:
     """Return the name that a stock vLLM gives an image without options, in hexadecimal.
 
+    It is empty where it depends on the mode in which Pillow opens the file, and the header here
+    does not give it.
+
     Args:
         file: The encoded image.
         model: The model as vLLM was told it (``--model``).
         algorithm: vLLM's ``VLLM_MM_HASHER_ALGORITHM``.
 
     Raises:
-        UnsupportedMedia: The file is no JPEG, PNG, WebP or GIF image.
+        UnsupportedMedia: The file is of no known format.
         InvalidMedia: Its header is broken.
     """
-    if is_read_as_rgb(file):
+    is_rgb = is_read_as_rgb(file)
+    if is_rgb is None:
+        return ""
+    if is_rgb:
         item = [_LEAF, *_framed(b"image"), _LEAF, *_framed(file)]
     else:
         item = [_LEAF, *_framed(b"image"), *_converted(file)]

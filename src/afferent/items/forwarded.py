@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from afferent.items.item import ReceivedItem
-from afferent.media.headers.probe import ForwardedHeader, ImageHeader
+from afferent.media.headers.probe import ForwardedHeader, ImageBound, ImageHeader
 from afferent.types import Modality
 
 _NBYTES_A_PIXEL: Final = 3 * 4
@@ -23,6 +23,6 @@ def tensor_nbytes(item: ReceivedItem) -> int:
     match item.header:
         case ImageHeader(width=width, height=height):
             return width * height * _NBYTES_A_PIXEL
-        case ForwardedHeader(num_pixels=num_pixels) if num_pixels:
+        case ImageBound(num_pixels) | ForwardedHeader(num_pixels) if num_pixels:
             return num_pixels * _NBYTES_A_PIXEL
     return _GROWTH[item.modality] * (item.raw.nbytes if item.raw is not None else 0)

@@ -24,7 +24,7 @@ from afferent.media.body.raw import RawMedia
 from afferent.media.families.family import Family
 from afferent.media.families.plan import Prompt
 from afferent.media.fetch.url_memory import Flights
-from afferent.media.headers.probe import ForwardedHeader, MediaHeader
+from afferent.media.headers.probe import ForwardedHeader, ImageBound, MediaHeader
 from afferent.media.workers.jobs import InputRange, Planned
 from afferent.types import ContentKey, Handle, Modality
 
@@ -51,8 +51,8 @@ class ReceivedItem:
         name: Client's id of it; one of them, if there are several.
         is_recalled: Whether it was sent as a URL and is a URL cache hit.
         copies: The encoded bytes, as often as they were sent; empty if they were not sent.
-        header: Header of an image, or of a file that Afferent does not decode; a video or audio
-            clip has none yet.
+        header: Header of an image, its bound, or header of a file that Afferent does not decode; a
+            video or audio clip has none yet.
         alias: Its name outside of the store, if that is not the key.
     """
 
@@ -63,7 +63,7 @@ class ReceivedItem:
     name: Name | None = None
     is_recalled: bool = False
     copies: Sequence[RawMedia] = ()
-    header: MediaHeader | ForwardedHeader | None = None
+    header: MediaHeader | ImageBound | ForwardedHeader | None = None
     alias: bytes = b""
 
     @property
@@ -98,7 +98,7 @@ class RequestItems:
         in_order: In the order of the messages; a repeated item is the same object.
         new_names: Client media ids that are still to be bound.
         flights: Fetches that other requests wait for; ended when the items are made or have failed.
-        plans: Headers and exact plans of the images, once they are planned.
+        plans: Headers and exact plans of the images whose headers are known, once they are planned.
     """
 
     in_order: Sequence[ReceivedItem] = ()

@@ -68,8 +68,8 @@ class Planner:
     ) -> dict[ReceivedItem, Planned]:
         """Return the plans of items in the arena.
 
-        For a video or audio clip, whose header only a worker reads, it is the header and the
-        maximum size.
+        If only a worker reads the header, as of a video or audio clip, the plan contains it, and
+        the maximum size.
         """
         waiting = [item for item in files if item not in items.plans]
         asked = [_file_job(item, files[item]) for item in waiting]
@@ -127,7 +127,7 @@ def features_job(item: ReceivedItem, file: File, planned: Planned, head: memoryv
 def _file_job(item: ReceivedItem, file: File) -> Queue:
     handle, place = file
     key = ContentKey(keys.frame(_PLAN_TAG, item.key))
-    return _planning(key, PlanFile(item.modality, place), [handle])
+    return _planning(key, PlanFile(item.modality, place, item.max_pixels), [handle])
 
 
 def _shape(item: ReceivedItem) -> _Shape | None:

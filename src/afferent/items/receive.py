@@ -29,6 +29,7 @@ from afferent.media.body.raw import RawMedia
 from afferent.media.headers.probe import (
     Accepted,
     ForwardedHeader,
+    ImageBound,
     ImageHeader,
     MediaHeader,
     probe_accepted,
@@ -70,7 +71,7 @@ class _Received:
     """Received bytes of a part that was sent."""
 
     raw: RawMedia
-    header: MediaHeader | ForwardedHeader | None
+    header: MediaHeader | ImageBound | ForwardedHeader | None
     digest: bytes
     alias: bytes
 
@@ -268,7 +269,7 @@ class ItemReader:
         self,
         parts: Sequence[_Part],
         files: Sequence[memoryview],
-        headers: Sequence[MediaHeader | ForwardedHeader | None],
+        headers: Sequence[MediaHeader | ImageBound | ForwardedHeader | None],
     ) -> list[bytes]:
         """Return the aliases of images that have no options and no name of their client."""
         aliases = [b""] * len(parts)
@@ -306,7 +307,7 @@ class ItemReader:
 
     def _header(
         self, modality: Modality, data: memoryview, limits: RequestLimits, raw: RawMedia
-    ) -> MediaHeader | ForwardedHeader | None:
+    ) -> MediaHeader | ImageBound | ForwardedHeader | None:
         """Read an image's header; sandboxed workers read the containers of video and audio."""
         if raw.is_frames and (modality is not Modality.VIDEO or not self._accepts_frames):
             raise UnsupportedMedia(

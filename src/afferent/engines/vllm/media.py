@@ -16,7 +16,8 @@ from afferent.media.families.family import MAX_SAMPLED_FRAMES, processor_setting
 from afferent.media.families.qwen_vl import QwenVlFamily
 from afferent.media.families.registry import AnyFamily, describe
 from afferent.media.headers.boxes import Buffer
-from afferent.media.headers.header import is_grey_of_16_bits, is_read_as_rgb
+from afferent.media.headers.header import is_read_as_rgb
+from afferent.media.headers.image_sizes import is_deep_grey
 from afferent.types import Modality
 
 _PLAIN_WAVE: Final = frozenset({1, 3, 0xFFFE})
@@ -56,7 +57,7 @@ class TakenMedia(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """See `afferent.engines.upstream.Upstream`."""
         match modality:
             case Modality.IMAGE:
-                return file is None or not is_grey_of_16_bits(file)  # Pillow cuts off at 255
+                return file is None or not is_deep_grey(file)  # Pillow cuts off at 255
             case Modality.AUDIO if file is not None:
                 return 0 < self.audio_rate_hz == _lossless_rate_hz(bytes(file[:64]))
             case Modality.AUDIO:
@@ -79,7 +80,8 @@ class ItemHashes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def name_of(self, modality: Modality, file: Buffer) -> bytes:
         """Return the name of an item that vLLM gets as features; empty: it has that of its key.
 
-        vLLM converts images that are not read as RGB; their pixels here need not be the same.
+        vLLM converts images that are not read as RGB; their pixels here need not be the same. Of
+        some formats, only a decoder knows.
         """
         if modality is not Modality.IMAGE or not is_read_as_rgb(file):
             return b""

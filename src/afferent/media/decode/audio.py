@@ -134,6 +134,8 @@ class _SndFile(_Source):
     def __init__(self, file: _Stream, limits: Limits) -> None:
         if file.format not in _FORMATS or file.subtype not in _ENCODINGS:
             raise UnsupportedMedia("the audio's encoding is none that is read")
+        if file.subtype == "OPUS":
+            file.seek(0)  # otherwise the encoder's delay is not skipped where time begins later
         self._file = file
         self.header = _checked(file.samplerate, file.channels, file.frames, limits)
 

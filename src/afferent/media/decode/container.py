@@ -19,12 +19,12 @@ from av.video.stream import VideoStream
 from afferent.errors import InvalidMedia, UnsupportedMedia
 from afferent.media.decode.mp4 import check_tables
 from afferent.media.decode.reading import Bytes, MemoryFile
+from afferent.media.headers.image_format import is_still
 
 Track = TypeVar("Track", AudioStream, VideoStream)
 
 av.logging.set_level(None)  # FFmpeg's messages on hostile bytes would fill the log
 
-_STILLS: Final = frozenset((b"heic", b"heix", b"heim", b"heis", b"mif1", b"msf1", b"avif", b"avis"))
 _MP4_STARTS: Final = frozenset((b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"))
 _OPTIONS: Final = {"protocol_whitelist": "none", "max_streams": "64", "threads": "1"}
 _MP4_OPTIONS: Final = {"enable_drefs": "0", "use_absolute_path": "0"}
@@ -107,7 +107,7 @@ def _format_of(data: Bytes, what: str) -> str:
     used.
     """
     head = bytes(data[:12])
-    if head[4:8] in _MP4_STARTS and head[8:12] not in _STILLS:
+    if head[4:8] in _MP4_STARTS and not is_still(head):
         return "mov"
     if head.startswith(b"\x1aE\xdf\xa3"):
         return "matroska"

@@ -1,7 +1,8 @@
 """Image decoder: a file to upright RGB pixels.
 
-Each format has a fast decoder for its common files. Pillow decodes all files that the fast decoder
-does not support or refuses, and defines the right result of the fast decoders (`docs/adr/0009`).
+JPEG, PNG and WebP have fast decoders for their common files. Pillow decodes all other files, and
+all that a fast decoder does not support or refuses; it defines the right result of the fast
+decoders (`docs/adr/0009`).
 
 Copies, with ``n`` the bytes of the file and ``p`` those of the pixels (3 a pixel):
 
@@ -30,12 +31,11 @@ from afferent.config import Limits
 from afferent.errors import AfferentError, InvalidMedia
 from afferent.media.decode import gif, jpeg, pillow, png, webp
 from afferent.media.decoded import DecodedImage, Pixels
-from afferent.media.headers.header import ImageFormat, StoredSize, format_of, read_header
-from afferent.media.headers.probe import ImageHeader, check_size
+from afferent.media.headers.header import is_exact, read_header
+from afferent.media.headers.image_format import Data, ImageFormat, format_of
+from afferent.media.headers.probe import TRANSPOSED, ImageHeader, check_size, probe_image
 
 log = logging.getLogger(__name__)
-
-_TRANSPOSED: Final = (5, 6, 7, 8)  # EXIF orientations that swap the sides
 
 _FAST: Final[dict[ImageFormat, Callable[[memoryview, int, int], Pixels | None]]] = {
     ImageFormat.JPEG: jpeg.decode,
@@ -49,6 +49,18 @@ _LEAN: Final[dict[ImageFormat, Callable[[memoryview], bytes | memoryview]]] = {
 }
 
 
+def read_image_header(data: Data, limits: Limits) -> ImageHeader:
+    """Return the exact header of an image; Pillow reads those of which only it can.
+
+    Raises:
+        UnsupportedMedia: The first bytes belong to no known format.
+        InvalidMedia: The header is broken, or a side is shorter than two pixels.
+        MediaTooLarge: It exceeds the limits.
+    """
+    found = probe_image(data, limits)
+    return found if isinstance(found, ImageHeader) else pillow.read_header(data, limits)
+
+
 def decode_image(data: memoryview, header: ImageHeader, limits: Limits) -> DecodedImage:
     """Decode the first frame; orientation applied, transparency over white.
 
@@ -57,27 +69,29 @@ def decode_image(data: memoryview, header: ImageHeader, limits: Limits) -> Decod
 
     Args:
         data: The file; may be read-only.
-        header: Header by `afferent.media.headers.probe`.
+        header: Header by `read_image_header`.
 
     Raises:
         InvalidMedia: The data are truncated or corrupt, or differ from their header.
         MediaTooLarge: More pixels than the limits allow.
     """
     check_size(header.width, header.height, limits)
-    kind, stored = format_of(data), read_header(data)
-    size = (stored.width, stored.height)
-    if stored.orientation in _TRANSPOSED:
-        size = (stored.height, stored.width)
-    if (*size, stored.orientation) != (header.width, header.height, header.orientation):
-        raise InvalidMedia("the image is not what its header says")
-    pixels = _decode_fast(data, kind, stored)
+    kind, width, height = format_of(data), header.width, header.height
+    if header.orientation in TRANSPOSED:
+        width, height = height, width
+    if is_exact(kind):
+        stored = read_header(data)
+        is_same = (stored.width, stored.height) == (width, height)
+        if not is_same or stored.orientation not in (header.orientation, None):
+            raise InvalidMedia("the image is not what its header says")
+    pixels = _decode_fast(data, kind, height, width)
     if pixels is None:
-        pixels, lean = np.empty((stored.height, stored.width, 3), np.uint8), _LEAN.get(kind)
+        pixels, lean = np.empty((height, width, 3), np.uint8), _LEAN.get(kind)
         pillow.decode_into(lean(data) if lean else data, kind, pixels)
     return DecodedImage(_upright(pixels, header.orientation))
 
 
-def _decode_fast(data: memoryview, kind: ImageFormat, stored: StoredSize) -> Pixels | None:
+def _decode_fast(data: memoryview, kind: ImageFormat, height: int, width: int) -> Pixels | None:
     """Decode with the fast decoder; ``None``, also on unexpected errors, leaves it to Pillow.
 
     Raises:
@@ -86,7 +100,7 @@ def _decode_fast(data: memoryview, kind: ImageFormat, stored: StoredSize) -> Pix
     if (fast := _FAST.get(kind)) is None:
         return None
     try:
-        return fast(data, stored.height, stored.width)
+        return fast(data, height, width)
     except (AfferentError, MemoryError):
         raise
     except Exception as error:
@@ -100,7 +114,7 @@ def _upright(pixels: Pixels, orientation: int) -> Pixels:
         return pixels
     # Whole pixels are moved: numpy takes half the time of single bytes.
     turned = pixels.view("V3")[..., 0]
-    if orientation in _TRANSPOSED:
+    if orientation in TRANSPOSED:
         turned = turned.T
     if orientation in (2, 3, 6, 7):
         turned = turned[:, ::-1]

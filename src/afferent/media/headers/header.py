@@ -1,30 +1,41 @@
-"""Parser of an image file's header: its size and orientation, in bounded time.
+"""Parser of the headers of common image files: size and orientation, in bounded time.
 
 A general decoder walks a header to its end, through any number of segments from an attacker; this
 parser runs on an event loop, so it gives up early instead. It decodes nothing and allocates almost
 nothing. It reads EXIF without Pillow: for 64 KiB with 5,000 entries, Pillow takes 64 ms and writes
-a warning for each entry.
+a warning for each entry. The orientation is Pillow's; where that depends on more than is read here,
+it stays unknown, and Pillow reads it in a confined worker.
 """
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 from afferent.errors import InvalidMedia, UnsupportedMedia
+from afferent.media.headers.image_format import Data, ImageFormat, format_of
 
 _MAX_SEGMENTS: Final = 2048
+_MAX_PIXEL_CHUNKS: Final = 8192
 _MAX_FILL_NBYTES: Final = 16
 _MAX_EXIF_ENTRIES: Final = 512
 _ORIENTATION: Final = 0x0112
 _BYTE_ORDERS: Final = {b"II*\0": "<", b"MM\0*": ">"}
-_EXIF_INTEGERS: Final = {3: "H", 4: "I"}  # EXIF's types SHORT and LONG
+_EXIF_INTEGERS: Final = {3: "H", 4: "I", 8: "h", 9: "i"}  # EXIF's SHORT, LONG, and the signed
+_EXIF_NBYTES: Final = dict(enumerate((1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8), start=1)) | {
+    13: 4,
+    16: 8,
+}
+"""Bytes of one value of each type."""
+_EXIF: Final = re.compile(rb"(?:Exif\0\0){1,2}")
+_XMP: Final = b"http://ns.adobe.com/xap/1.0/\0"
+_XMP_ORIENTATION: Final = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
+_PNG_TEXTS: Final = (b"exif", b"Raw profile type exif", b"XML:com.adobe.xmp")
+"""Texts of a PNG file from which Pillow may read an orientation."""
 
-_EBML: Final = b"\x1a\x45\xdf\xa3"
-_BOXES: Final = frozenset({b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"})
 _CUT_OFF: Final = "the image's header is cut off"
 
 # Start-of-frame markers: C0 to CF without DHT, JPG and DAC.
@@ -33,68 +44,26 @@ _ALONE: Final = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a lengt
 _END_OF_HEADER: Final = frozenset({0xD9, 0xDA})
 
 
-Data = bytes | memoryview
-
-
-class ImageFormat(StrEnum):
-    JPEG = "jpeg"
-    PNG = "png"
-    WEBP = "webp"
-    GIF = "gif"
-
-
 @dataclass(frozen=True, slots=True)
 class StoredSize:
-    """``width`` and ``height`` in pixels as stored; ``orientation`` is EXIF's, 1 to 8."""
+    """``width`` and ``height`` in pixels as stored.
+
+    ``orientation`` is EXIF's, 1 to 8; ``None``: only Pillow can read it.
+    """
 
     width: int
     height: int
-    orientation: int = 1
+    orientation: int | None = 1
 
 
-def format_of(data: Data) -> ImageFormat:
-    """Return the format by the first bytes alone, without the name or the declared type.
-
-    Raises:
-        UnsupportedMedia: They belong to no format that is decoded here.
-    """
-    magic = bytes(data[:12])
-    if magic.startswith(b"\xff\xd8\xff"):
-        return ImageFormat.JPEG
-    if magic.startswith(b"\x89PNG\r\n\x1a\n"):
-        return ImageFormat.PNG
-    if magic[:4] == b"RIFF" and magic[8:] == b"WEBP":
-        return ImageFormat.WEBP
-    if magic.startswith((b"GIF87a", b"GIF89a")):
-        return ImageFormat.GIF
-    raise UnsupportedMedia("the bytes are not those of a JPEG, PNG, WebP or GIF image")
-
-
-def is_container(data: Data) -> bool:
-    """Return whether a file's first bytes are those of a video's container: MP4, MOV, Matroska."""
-    magic = bytes(data[:8])
-    return magic.startswith(_EBML) or magic[4:] in _BOXES
-
-
-def is_of_decoded_format(data: Data) -> bool:
-    """Whether the first bytes belong to a format that is decoded here."""
-    try:
-        format_of(data)
-    except UnsupportedMedia:
-        return False
-    return True
-
-
-def is_grey_of_16_bits(data: Data) -> bool:
-    """Whether a file is a PNG of one channel with 16 bits: decoders reduce it in different ways."""
-    return bytes(data[:8]) == b"\x89PNG\r\n\x1a\n" and bytes(data[24:26]) == b"\x10\0"
-
-
-def is_read_as_rgb(data: Data) -> bool:
+def is_read_as_rgb(data: Data) -> bool | None:
     """Whether Pillow reads the file as RGB, so that nothing has to convert it.
 
+    Returns:
+        ``None`` for formats whose exact header only Pillow reads.
+
     Raises:
-        UnsupportedMedia: The file is of none of the four formats.
+        UnsupportedMedia: The file is of no known format.
         InvalidMedia: The header is broken.
     """
     try:
@@ -108,6 +77,8 @@ def is_read_as_rgb(data: Data) -> bool:
                 return not _has_webp_alpha(data)
             case ImageFormat.GIF:
                 return False
+            case _:
+                return None
     except (struct.error, IndexError, StopIteration) as error:
         raise InvalidMedia(_CUT_OFF) from error
 
@@ -121,6 +92,11 @@ def _has_webp_alpha(data: Data) -> bool:
     return False
 
 
+def is_exact(kind: ImageFormat) -> bool:
+    """Whether `read_header` reads the format."""
+    return kind in _READERS
+
+
 def read_header(data: Data) -> StoredSize:
     """Return the header of a JPEG, PNG, WebP or GIF file.
 
@@ -128,7 +104,9 @@ def read_header(data: Data) -> StoredSize:
         UnsupportedMedia: The first bytes belong to none of them.
         InvalidMedia: The header is broken, or longer than any honest one.
     """
-    read = _READERS[format_of(data)]
+    read = _READERS.get(format_of(data))
+    if read is None:
+        raise UnsupportedMedia("the bytes are not those of a JPEG, PNG, WebP or GIF image")
     try:
         return read(data)
     except (struct.error, IndexError) as error:
@@ -136,14 +114,18 @@ def read_header(data: Data) -> StoredSize:
 
 
 def _read_jpeg(data: Data) -> StoredSize:
-    exif: Data = b""
+    exif, size = _Orientation(), None
+    xmp: Data = b""
     for marker, start, length in jpeg_segments(data):
-        if marker == 0xE1 and data[start : start + 6] == b"Exif\0\0" and not exif:
-            exif = data[start + 6 : start + length]
-        if marker in _FRAMES:
-            height, width = struct.unpack_from(">HH", data, start + 1)
-            return StoredSize(width, height, _orientation(exif))
-    raise InvalidMedia("the image's JPEG header names no size")
+        if marker == 0xE1 and data[start : start + 6] == b"Exif\0\0":
+            exif.add(data[start : start + length])
+        elif marker == 0xE1 and data[start : start + len(_XMP)] == _XMP:
+            xmp = data[start : start + length]
+        elif marker in _FRAMES and size is None:
+            size = struct.unpack_from(">HH", data, start + 1)
+    if size is None:
+        raise InvalidMedia("the image's JPEG header names no size")
+    return StoredSize(size[1], size[0], exif.value(xmp))
 
 
 def jpeg_segments(data: Data) -> Iterator[tuple[int, int, int]]:
@@ -190,14 +172,34 @@ def _read_png(data: Data) -> StoredSize:
     return StoredSize(width, height, _png_orientation(data))
 
 
-def _png_orientation(data: Data) -> int:
-    """Return the orientation in the ``eXIf`` chunk, which precedes the pixels where there is
-    one.
-    """
+def _png_orientation(data: Data) -> int | None:
+    """Return the orientation in the ``eXIf`` chunk, before or behind the pixels."""
+    exif: Data = b""
+    end = 33
     for kind, start, length in png_chunks(data):
+        end = start + length + 4
         if kind == b"eXIf":
-            return _orientation(data[start : start + length])
-    return 1
+            exif = data[start : start + length]
+        elif _is_orienting_text(data, kind, start):
+            return None
+    for number in range(_MAX_PIXEL_CHUNKS):
+        if end + 8 > len(data):
+            break
+        length, kind = struct.unpack_from(">I4s", data, end)
+        if kind == b"IEND":
+            break
+        if kind == b"eXIf":
+            exif = data[end + 8 : end + 8 + length]
+        elif number + 1 == _MAX_PIXEL_CHUNKS or _is_orienting_text(data, kind, end + 8):
+            return None
+        end += length + 12
+    return _Orientation(exif).value()
+
+
+def _is_orienting_text(data: Data, kind: bytes, start: int) -> bool:
+    return kind in (b"tEXt", b"zTXt", b"iTXt") and bytes(data[start : start + 32]).startswith(
+        _PNG_TEXTS
+    )
 
 
 def png_chunks(data: Data) -> Iterator[tuple[bytes, int, int]]:
@@ -236,23 +238,24 @@ def _read_webp(data: Data) -> StoredSize:
             raise InvalidMedia(_CUT_OFF)
         width = int.from_bytes(data[24:27], "little") + 1
         height = int.from_bytes(data[27:30], "little") + 1
-        has_exif = bool(data[20] & 0x08)
-        return StoredSize(width, height, _webp_orientation(data) if has_exif else 1)
+        return StoredSize(width, height, _webp_orientation(data))
     raise InvalidMedia("the image's WebP header is broken")
 
 
-def _webp_orientation(data: Data) -> int:
-    """Return the orientation in the ``EXIF`` chunk, behind the pixels; skip chunks by their
-    length.
+def _webp_orientation(data: Data) -> int | None:
+    """Return the orientation in the ``EXIF`` and ``XMP`` chunks, behind the pixels.
+
+    All chunks are skipped by their length.
     """
+    wanted = {kind for kind, flag in ((b"EXIF", 0x08), (b"XMP ", 0x04)) if data[20] & flag}
+    found: dict[bytes, Data] = {}
     at = 12
     for _ in range(_MAX_SEGMENTS):
-        if at + 8 > len(data):
-            return 1
-        (length,) = struct.unpack_from("<I", data, at + 4)
-        if data[at : at + 4] == b"EXIF":
-            start = at + 14 if data[at + 8 : at + 14] == b"Exif\0\0" else at + 8
-            return _orientation(data[start : at + 8 + length])
+        if at + 8 > len(data) or len(found) == len(wanted):
+            return _Orientation(found.get(b"EXIF", b"")).value(found.get(b"XMP ", b""))
+        kind, length = struct.unpack_from("<4sI", data, at)
+        if kind in wanted:
+            found.setdefault(kind, data[at + 8 : at + 8 + length])
         at += 8 + length + length % 2
     raise InvalidMedia("the image's WebP header has too many chunks")
 
@@ -261,26 +264,63 @@ def _read_gif(data: Data) -> StoredSize:
     return StoredSize(*struct.unpack_from("<HH", data, 6))
 
 
-def _orientation(exif: Data) -> int:
-    """Return EXIF's orientation; 1 where there is none, or an invalid one."""
+class _Orientation:
+    """EXIF data of a file, from which Pillow takes its orientation."""
+
+    def __init__(self, exif: Data = b"") -> None:
+        self._exif, self._is_single = exif, True
+
+    def add(self, exif: Data) -> None:
+        """Add a segment: Pillow joins them."""
+        self._is_single = not self._exif
+        self._exif = self._exif or exif
+
+    def value(self, xmp: Data = b"") -> int | None:
+        """Return the orientation, also from XMP, as Pillow; 1 where there is none, or no valid one.
+
+        ``None`` if only Pillow can read it.
+        """
+        if self._exif and not self._is_single:
+            return None
+        prefix = _EXIF.match(self._exif)
+        exif = self._exif[prefix.end() if prefix else 0 :]
+        if exif and (len(exif) < 8 or bytes(exif[:2]) not in (b"II", b"MM")):
+            return 1  # Pillow fails, and then it does not read XMP either
+        try:
+            found = _exif_orientation(exif) if exif else 0
+        except struct.error:
+            return None
+        if found == 0 and (match := _XMP_ORIENTATION.search(xmp)):
+            found = int(match[1])
+        return found if found is None or 1 <= found <= 8 else 1
+
+
+def _exif_orientation(exif: Data) -> int | None:
+    """Return the first orientation; 0 if there is none, ``None`` if only Pillow can read it.
+
+    Raises:
+        struct.error: The data are cut off.
+    """
     order = _BYTE_ORDERS.get(bytes(exif[:4]))
     if order is None:
-        return 1
-    try:
-        (directory,) = struct.unpack_from(f"{order}I", exif, 4)
-        (num_entries,) = struct.unpack_from(f"{order}H", exif, directory)
-        for index in range(min(num_entries, _MAX_EXIF_ENTRIES)):
-            at = directory + 2 + 12 * index
-            tag, kind, count = struct.unpack_from(f"{order}HHI", exif, at)
-            if tag == _ORIENTATION and kind in _EXIF_INTEGERS and count == 1:
-                (found,) = struct.unpack_from(order + _EXIF_INTEGERS[kind], exif, at + 8)
-                return found if 1 <= found <= 8 else 1
-    except struct.error:
-        pass
-    return 1
+        return None
+    (directory,) = struct.unpack_from(f"{order}I", exif, 4)
+    (num_entries,) = struct.unpack_from(f"{order}H", exif, directory)
+    for index in range(min(num_entries, _MAX_EXIF_ENTRIES)):
+        at = directory + 2 + 12 * index
+        tag, kind, count, where = struct.unpack_from(f"{order}HHII", exif, at)
+        if tag == _ORIENTATION:
+            if kind not in _EXIF_INTEGERS or count != 1:
+                return None
+            (found,) = struct.unpack_from(order + _EXIF_INTEGERS[kind], exif, at + 8)
+            return found or -1
+        nbytes = count * _EXIF_NBYTES.get(kind, 0)
+        if nbytes > 4 and where + nbytes > len(exif):
+            return None  # Pillow reads no further, or only this far
+    return None if num_entries > _MAX_EXIF_ENTRIES else 0
 
 
-_READERS: Final = {
+_READERS: Final[dict[ImageFormat, Callable[[Data], StoredSize]]] = {
     ImageFormat.JPEG: _read_jpeg,
     ImageFormat.PNG: _read_png,
     ImageFormat.WEBP: _read_webp,

@@ -14,11 +14,13 @@ from msgspec import Struct
 
 from afferent.config import Limits
 from afferent.errors import InvalidMedia, MediaTooLarge, UnsupportedMedia
-from afferent.media.headers.forwarded_header import ForwardedFormat, Size, read_sizes
-from afferent.media.headers.header import Data, is_of_decoded_format, read_header
+from afferent.media.headers.header import is_exact, read_header
+from afferent.media.headers.image_format import Data, format_of
+from afferent.media.headers.image_sizes import Size, read_sizes
 
 _MIN_SIDE: Final = 2
-_TRANSPOSED: Final = (5, 6, 7, 8)  # EXIF orientations that swap the sides
+TRANSPOSED: Final = (5, 6, 7, 8)
+"""EXIF orientations that swap the sides."""
 
 
 class ImageHeader(Struct, tag="image", frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -57,6 +59,15 @@ class AudioHeader(Struct, tag="audio", frozen=True, array_like=True, forbid_unkn
 
 
 @dataclass(frozen=True, slots=True)
+class ImageBound:
+    """Image whose exact header a worker reads. ``num_pixels`` are those of the largest image in the
+    file.
+    """
+
+    num_pixels: int
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardedHeader:
     """File that a server behind this one decodes. ``num_pixels`` are those of its largest image, or
     those of all frames of a video that came as images; 0: unknown.
@@ -69,38 +80,48 @@ MediaHeader = ImageHeader | VideoHeader | AudioHeader
 
 
 class Accepted(StrEnum):
-    """Image files that a request may have, beside those that are decoded here."""
+    """Image files that a request may have."""
 
     DECODED = "decoded"
-    """No other files."""
+    """Files that are decoded here."""
     KNOWN = "known"
-    """Files whose header, with their size, is understood here: a server behind this one decodes
-    them.
+    """Also images of these formats with a side of one pixel: a server behind this one decodes them.
     """
     ALL = "all"
     """Any file: a server behind this one decodes it, or refuses it."""
 
 
-_FORWARDED: Final = ", ".join(ForwardedFormat)
-
-
-def probe_image(data: Data, limits: Limits) -> ImageHeader:
-    """Return the header of an image that is decoded here; no pixel is decoded.
+def probe_image(data: Data, limits: Limits) -> ImageHeader | ImageBound:
+    """Return the header of an image, or a bound for it; no pixel is decoded.
 
     Raises:
-        UnsupportedMedia: The first bytes belong to no format that is decoded here.
+        UnsupportedMedia: The first bytes belong to no known format.
         InvalidMedia: The header is broken, or a side is shorter than two pixels.
         MediaTooLarge: Too many pixels, too long a side, or too extreme an aspect ratio.
     """
     _check_nbytes(data, limits)
+    if not is_exact(format_of(data)):
+        sizes = read_sizes(data)
+        for size in sizes:
+            check_size(*size, limits)
+        return ImageBound(max(width * height for width, height in sizes))
     stored = read_header(data)
     check_size(stored.width, stored.height, limits)
-    if stored.orientation in _TRANSPOSED:
-        return ImageHeader(stored.height, stored.width, stored.orientation)
-    return ImageHeader(stored.width, stored.height, stored.orientation)
+    if stored.orientation is None:
+        return ImageBound(stored.width * stored.height)
+    return upright_header(stored.width, stored.height, stored.orientation)
 
 
-def probe_accepted(data: Data, limits: Limits, accepted: Accepted) -> ImageHeader | ForwardedHeader:
+def upright_header(width: int, height: int, orientation: int) -> ImageHeader:
+    """Return the header of an image that is stored with these sides and this orientation."""
+    if orientation in TRANSPOSED:
+        width, height = height, width
+    return ImageHeader(width, height, orientation)
+
+
+def probe_accepted(
+    data: Data, limits: Limits, accepted: Accepted
+) -> ImageHeader | ImageBound | ForwardedHeader:
     """Return the header of an image: a `ForwardedHeader` if the file is forwarded unchanged.
 
     The size is within the limits as far as it is known.
@@ -123,25 +144,24 @@ def probe_accepted(data: Data, limits: Limits, accepted: Accepted) -> ImageHeade
         raise
     for size in sizes:
         _check_most(*size, limits)
-    is_decoded = is_of_decoded_format(data) and min(sizes[0]) >= _MIN_SIDE
-    if is_decoded:
-        return probe_image(data, limits)
-    return ForwardedHeader(max(width * height for width, height in sizes))
+    if min(map(min, sizes)) < _MIN_SIDE:
+        return ForwardedHeader(max(width * height for width, height in sizes))
+    return probe_image(data, limits)
 
 
 def _sizes_of(data: Data) -> list[Size]:
-    if is_of_decoded_format(data):
-        stored = read_header(data)
-        if min(stored.width, stored.height) < 1:
-            raise InvalidMedia(f"the image is {stored.width} x {stored.height} pixels")
-        return [(stored.width, stored.height)]
     try:
-        return read_sizes(data)
+        kind = format_of(data)
     except UnsupportedMedia as error:
         raise UnsupportedMedia(
-            f"the bytes are not those of a JPEG, PNG, WebP, GIF, {_FORWARDED} image; others are "
-            "passed on with --media-formats all"
+            f"{error.message}; others are passed on with --media-formats all"
         ) from error
+    if not is_exact(kind):
+        return read_sizes(data)
+    stored = read_header(data)
+    if min(stored.width, stored.height) < 1:
+        raise InvalidMedia(f"the image is {stored.width} x {stored.height} pixels")
+    return [(stored.width, stored.height)]
 
 
 _COMMA: Final = re.compile(rb",")

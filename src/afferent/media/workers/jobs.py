@@ -32,13 +32,15 @@ class InputRange(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
 
 
 class PlanFile(_Job, tag="plan file"):
-    """Plan a video or audio file, as an upper bound.
+    """Plan a file whose header a confined worker reads, and not a frontend.
 
-    A confined worker reads its container, and not a frontend.
+    The plan is exact for an image or a video, and an upper bound for an audio clip. ``max_pixels``
+    is as for `MakeFeatures`.
     """
 
     modality: Modality
     file: InputRange
+    max_pixels: NonNegative = 0
 
 
 class MakeFeatures(_Job, tag="features"):
@@ -71,7 +73,7 @@ def cost_us(job: Job) -> int:
             took_ns = _NS_A_FRAMES_PIXEL * width * height * num_frames + _NS_A_BYTE * file.nbytes
         case MakeFeatures(AudioHeader(num_channels=num_channels, num_frames=num_frames), file):
             took_ns = _NS_A_SAMPLE * num_channels * num_frames + _NS_A_BYTE * file.nbytes
-        case PlanFile(_, file):
+        case PlanFile(file=file):
             took_ns = file.nbytes
         case _:
             took_ns = 0

@@ -2,7 +2,7 @@
 
 A confined process makes only the system calls that `afferent.media.workers.seccomp` lists:
 
-- It opens no sockets, and starts no programs or processes.
+- It opens no sockets, and starts no programs or processes. It may start threads.
 - It sends signals only to itself.
 - It makes no memory executable.
 - It writes only to files that it has open.
@@ -32,7 +32,11 @@ from afferent.media.workers import seccomp
 from afferent.types import GiB
 
 _SPARE_FDS: Final = 32
-_SPARE_THREADS: Final = 256
+_SPARE_THREADS: Final = 4096
+"""Many: the limit counts all threads of the user, and a decoder may end a process that hits it.
+
+The stacks of this process's own threads count as its memory, which is limited.
+"""
 _LOG_NBYTES: Final = GiB
 _CAPABILITY_VERSION: Final = 0x20080522
 
@@ -43,8 +47,8 @@ def enter(*, memory_nbytes: int, runs_foreign_code: bool = False) -> None:
     Args:
         memory_nbytes: Additional private memory that it may allocate. Shared memory, such as the
             arena, does not count.
-        runs_foreign_code: Whether it runs unknown code, which may start threads and load libraries.
-            All other code has loaded its libraries before.
+        runs_foreign_code: Whether it runs unknown code, which may load libraries. All other code
+            has loaded its libraries before.
 
     Raises:
         ConfigError: The kernel refuses, the machine's calls are unknown, or another thread was
@@ -53,7 +57,7 @@ def enter(*, memory_nbytes: int, runs_foreign_code: bool = False) -> None:
     _limit(resource.RLIMIT_DATA, data_nbytes() + memory_nbytes)
     _limit(resource.RLIMIT_NOFILE, max(_fds()) + _SPARE_FDS)
     _limit(resource.RLIMIT_FSIZE, _written_nbytes() + _LOG_NBYTES)
-    _limit(resource.RLIMIT_NPROC, _num_tasks() + _SPARE_THREADS if runs_foreign_code else 0)
+    _limit(resource.RLIMIT_NPROC, _num_tasks() + _SPARE_THREADS)
     _limit(resource.RLIMIT_CORE, 0)
     drop_capabilities()
     _check_threads()

@@ -149,7 +149,10 @@ _IOCTL: Final = (0x5401, 0x802C542A, 0x5450, 0x5451, 0x5421, 0x541B)
 _PRCTL: Final = (15, 16)
 """PR_SET_NAME, PR_GET_NAME."""
 _THREAD: Final = 0x003D0F00
-"""Flags of glibc's threads. All share memory, files and signal handlers with their process."""
+"""Flags of glibc's threads. All share memory, files and signal handlers with their process.
+
+libde265, which decodes HEIC, always starts one, and ends the process if it can't.
+"""
 _RLIMIT_CPU: Final = 0
 
 _Line = tuple[int, int, int, int]
@@ -160,7 +163,7 @@ def confine(*, runs_foreign_code: bool) -> None:
     """Refuse all other calls of this process's threads from now on.
 
     Args:
-        runs_foreign_code: Whether it runs unknown code, which may start threads and load libraries.
+        runs_foreign_code: Whether it runs unknown code, which may load libraries.
 
     Raises:
         ConfigError: The kernel refuses, or the machine's calls are unknown.
@@ -245,7 +248,7 @@ def _checks(pid: int, *, runs_foreign_code: bool) -> dict[str, list[_Line]]:
             _ALLOWED,
             _REFUSED,
         ],
-        "clone": _one_of(0, (_THREAD,) if runs_foreign_code else ()),
+        "clone": _one_of(0, (_THREAD,)),
         "kill": _one_of(0, (pid,)),
         "tgkill": _one_of(0, (pid,)),
     }

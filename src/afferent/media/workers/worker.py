@@ -7,6 +7,7 @@ import importlib
 import logging
 import signal
 import time
+import warnings
 from collections.abc import Iterator
 from types import FrameType
 
@@ -14,9 +15,9 @@ import numpy as np
 
 from afferent.config import Limits
 from afferent.errors import AfferentError, InternalError, InvalidMedia, MediaTooLarge
-from afferent.media.decode import audio
+from afferent.media.decode import audio, pillow
 from afferent.media.decode.audio import decode_audio, probe_audio
-from afferent.media.decode.image import decode_image
+from afferent.media.decode.image import decode_image, read_image_header
 from afferent.media.decode.video import open_video
 from afferent.media.decoded import Media
 from afferent.media.families.registry import AnyFamily
@@ -42,13 +43,15 @@ _LAZY = ("av.subtitles.codeccontext", "av.subtitles.stream", "numpy.fft", "numpy
 
 
 def load_lazy_modules() -> None:
-    """Import modules that libraries import on first use.
+    """Import modules that libraries import on first use, and prepare these for workers.
 
     A confined worker can load no library, and each worker would repeat the import.
     """
     for name in _LAZY:
         importlib.import_module(name)
     audio.load()
+    pillow.prepare_worker()
+    warnings.simplefilter("ignore")  # Pillow would warn of each broken tag of a hostile file
 
 
 class Worker:
@@ -115,10 +118,11 @@ class Worker:
             case PlanImage(header, max_pixels):
                 plan = self._bounded(max_pixels).plan_exactly(header)
                 return _write(Planned(header, plan), block)
-            case PlanFile(modality, file):
+            case PlanFile(modality, file, max_pixels):
                 with self._span("read_container", spans):
                     found = self._probe(modality, self._file(order, file))
-                return _write(Planned(found, self._family.plan_exactly(found)), block)
+                plan = self._bounded(max_pixels).plan_exactly(found)
+                return _write(Planned(found, plan), block)
             case MakeFeatures(header, file, max_pixels):
                 raw = self._file(order, file)
                 with self._open(header, raw, spans) as media:
@@ -163,13 +167,13 @@ class Worker:
                     yield video
 
     def _probe(self, modality: Modality, raw: memoryview) -> MediaHeader:
-        """Return the header of a file: exact for a video, a bound for audio.
+        """Return the header of a file: exact for an image or a video, a bound for audio.
 
         A video's packets are counted, which takes milliseconds. Some audio formats only allow a
         guess; the excess is released.
         """
         if modality is Modality.IMAGE:
-            raise InternalError("an image is planned by its header")
+            return read_image_header(raw, self._limits)
         if modality is Modality.VIDEO:
             with open_video(raw, self._limits) as video:
                 return video.header

@@ -11,13 +11,13 @@ from afferent.errors import FormatError, VersionMismatch
 from afferent.runtime.versions import mismatch, version_behind
 from afferent.types import NonNegative, decode
 
-VERSION = 4
+VERSION = 5
 """Version of all messages between clients and the daemon, and of their payloads for workers.
 
 Its position in `Hello` and in `Welcome` never changes, so that processes of any two versions can
 name both.
 """
-SCHEMA = "4-b758526db95b3c69b5fbeb4ee020063e"
+SCHEMA = "5-47280d328e69be31b19777883f633a2c"
 """The version, and the digest of its messages (`tests.wire_schema`)."""
 
 

@@ -1,4 +1,4 @@
-"""The headers of files that are forwarded to an upstream agree with Pillow's."""
+"""Bounds for the sizes of images agree with Pillow's sizes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from PIL import Image
 
 from afferent.config import ServeConfig
 from afferent.errors import InvalidMedia, MediaTooLarge, UnsupportedMedia
-from afferent.media.headers.forwarded_header import read_sizes
+from afferent.media.headers.image_sizes import read_sizes
 from afferent.media.headers.probe import (
     Accepted,
     ForwardedHeader,
+    ImageBound,
     ImageHeader,
     probe_accepted,
     probe_frames,
@@ -214,19 +215,16 @@ def test_arbitrary_bytes_give_sizes_or_a_typed_error(head: bytes, rest: bytes) -
 
 
 @pytest.mark.parametrize(("name", "parameters"), FORMATS)
-def test_forwarded_formats_are_refused_where_nothing_decodes_them(
-    name: str, parameters: dict[str, object]
-) -> None:
+def test_a_worker_reads_the_exact_header(name: str, parameters: dict[str, object]) -> None:
     data = encoded(photo(37, 29), name, **parameters)
     with Image.open(io.BytesIO(data)) as opened:
         width, height = opened.size
-    assert probe_accepted(data, LIMITS, Accepted.KNOWN) == ForwardedHeader(width * height)
-    with pytest.raises(UnsupportedMedia, match="JPEG, PNG, WebP or GIF"):
-        probe_accepted(data, LIMITS, Accepted.DECODED)
+    for accepted in Accepted:
+        assert probe_accepted(data, LIMITS, accepted) == ImageBound(width * height)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 5), (5, 1)])
-@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF"])
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF"])
 def test_a_side_of_one_pixel_is_forwarded(size: tuple[int, int], format: str) -> None:
     data = encoded(Image.new("RGB", size), format)
     assert probe_accepted(data, LIMITS, Accepted.KNOWN) == ForwardedHeader(size[0] * size[1])
