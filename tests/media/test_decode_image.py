@@ -361,6 +361,9 @@ PEAKS = {
     "webp, RGBA": ("RGBA", "WEBP", {"method": 0}, 12),
     "webp, animated": ("RGB", "WEBP", {"method": 0, "save_all": True, "minimize_size": False}, 21),
     "gif": ("P", "GIF", {}, 8),
+    "avif, RGBA": ("RGBA", "AVIF", {"speed": 10}, 18),
+    "jpeg 2000, RGBA": ("RGBA", "JPEG2000", {}, 30),
+    "tiff, turned": ("RGB", "TIFF", {"exif": oriented(6)}, 14),
 }
 """A mode, a format, its options, and the maximal number of bytes for each pixel."""
 
