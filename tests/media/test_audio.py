@@ -6,6 +6,7 @@ import io
 import json
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 import soundfile
@@ -32,7 +33,7 @@ from afferent.media.families.whisper import VoxtralFamily, WhisperFamily, descri
 from afferent.media.headers.probe import AudioHeader, ImageHeader
 from afferent.types import Modality
 from tests.engine import families
-from tests.media_files import make_audio, make_av_audio, make_video, tone
+from tests.media_files import later, make_audio, make_av_audio, make_video, tone
 
 LIMITS = Limits()
 CLIPS = {
@@ -44,6 +45,23 @@ CLIPS = {
     "opus": ("OGG", "OPUS", 48_000),
     "mp3": ("MP3", None, 44_100),
 }
+
+
+@pytest.mark.parametrize("rate_hz", [16_000, 48_000])
+def test_opus_is_decoded_without_the_delay_of_its_encoder(rate_hz: int) -> None:
+    """Some encoders write times that begin at their delay; FFmpeg reads both alike."""
+    file = make_audio(tone(1.3, rate_hz), rate_hz, "OGG", "OPUS")
+    samples = decode_audio(memoryview(file), 16_000, LIMITS).samples
+    with av.open(io.BytesIO(later(file))) as container:
+        frames = [frame.to_ndarray()[0] for frame in container.decode(audio=0)]
+    expected = soxr.resample(np.concatenate(frames), 48_000, 16_000)
+    assert len(samples) == len(expected)
+    moved = [
+        float(np.dot(samples[200:-200], np.roll(expected, n)[200:-200])) for n in range(-150, 151)
+    ]
+    assert abs(int(np.argmax(moved)) - 150) <= 1
+    again = decode_audio(memoryview(later(file)), 16_000, LIMITS).samples
+    np.testing.assert_array_equal(again, samples)
 
 
 @pytest.mark.parametrize("name", CLIPS)

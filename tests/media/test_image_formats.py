@@ -152,6 +152,13 @@ def test_every_format_is_shown_upright(orientation: int) -> None:
         np.testing.assert_array_equal(decoded(data), by_vllm(data))
 
 
+def test_gif_whose_frame_exceeds_its_screen_equals_pillow() -> None:
+    data = encoded(in_mode(photo(37, 29), "P"), "GIF", comment=b"hello")
+    small = data[:6] + struct.pack("<HH", 20, 40) + data[10:]
+    assert read_image_header(small, LIMITS) == ImageHeader(37, 40)
+    np.testing.assert_array_equal(decoded(small), by_vllm(small))
+
+
 # Metadata in any order, and broken
 
 

@@ -30,7 +30,7 @@ import numpy as np
 
 from afferent.config import Limits
 from afferent.errors import AfferentError, InvalidMedia
-from afferent.media.decode import gif, jpeg, pillow, png, webp
+from afferent.media.decode import jpeg, pillow, png, webp
 from afferent.media.decoded import DecodedImage, Pixels
 from afferent.media.headers.header import is_exact, read_header
 from afferent.media.headers.image_format import Data, ImageFormat, format_of
@@ -46,7 +46,6 @@ _FAST: Final[dict[ImageFormat, Callable[[memoryview, int, int], Pixels | None]]]
 _LEAN: Final[dict[ImageFormat, Callable[[memoryview], bytes | memoryview]]] = {
     ImageFormat.JPEG: jpeg.without_metadata,
     ImageFormat.PNG: png.without_metadata,
-    ImageFormat.GIF: gif.without_metadata,
 }
 
 

@@ -20,6 +20,7 @@ from afferent.media.headers.image_format import Data, ImageFormat, format_of
 
 _MAX_SEGMENTS: Final = 2048
 _MAX_PIXEL_CHUNKS: Final = 8192
+_MAX_GIF_BLOCKS: Final = 8192
 _MAX_FILL_NBYTES: Final = 16
 _MAX_EXIF_ENTRIES: Final = 512
 _ORIENTATION: Final = 0x0112
@@ -261,7 +262,33 @@ def _webp_orientation(data: Data) -> int | None:
 
 
 def _read_gif(data: Data) -> StoredSize:
-    return StoredSize(*struct.unpack_from("<HH", data, 6))
+    """Return the size of the screen, extended to the first frame, as in Pillow."""
+    width, height = struct.unpack_from("<HH", data, 6)
+    at = 13 + (3 << (data[10] & 7) + 1 if data[10] & 0x80 else 0)
+    is_inside = False  # of an extension: then this is the length of a block of it
+    for _ in range(_MAX_GIF_BLOCKS):
+        kind = data[at]
+        if is_inside:
+            is_inside, at = kind != 0, at + kind + 1
+        elif kind == 0x2C:
+            left, top, frame_width, frame_height = struct.unpack_from("<4H", data, at + 1)
+            return StoredSize(max(width, left + frame_width), max(height, top + frame_height))
+        elif kind == 0x21:
+            _check_extension(data, at)
+            is_inside, at = True, at + 2
+        elif kind == 0x3B:
+            raise InvalidMedia("the image's GIF file has no frame")
+        else:
+            at += 1  # as Pillow does
+    raise InvalidMedia("the image's GIF header has too many blocks")
+
+
+def _check_extension(data: Data, at: int) -> None:
+    """Refuse an extension that ends where Pillow expects another block: it would read on."""
+    first = data[at + 2]
+    is_loop = bytes(data[at + 3 : at + 14]) == b"NETSCAPE2.0"
+    if data[at + 1] != 0xFE and (first == 0 or (is_loop and data[at + 3 + first] == 0)):
+        raise InvalidMedia("the image's GIF header is broken")
 
 
 class _Orientation:
