@@ -89,10 +89,10 @@ JPEG = encoded(Image.effect_noise((300, 200), 60).convert("RGB"), "JPEG")
         pytest.param(png_header(1_200, 2), "media_too_large", ["factor of 200"], id="a sliver"),
         pytest.param(png_header(500, 500), "invalid_media", ["truncated"], id="a PNG without data"),
         pytest.param(
-            encoded(Image.new("RGB", (64, 64)), "BMP"),
+            encoded(Image.new("RGB", (64, 64)), "PCX"),
             "unsupported_media",
-            ["JPEG, PNG, WebP or GIF"],
-            id="a BMP",
+            ["JPEG, PNG, WebP", "or TGA"],
+            id="a PCX",
         ),
     ],
 )

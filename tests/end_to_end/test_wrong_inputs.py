@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from tests import plain_http
+from afferent.media.headers.image_format import ALL_FORMATS
 from tests.pages import ROOT
 from tests.server import Server
 
@@ -40,10 +41,10 @@ def image(url: Any) -> dict[str, Any]:
     return {"messages": user({"type": "image_url", "image_url": {"url": url}})}
 
 
-def bmp() -> str:
+def pcx() -> str:
     out = io.BytesIO()
-    Image.new("RGB", (64, 64)).save(out, "BMP")
-    return "data:image/bmp;base64," + base64.b64encode(out.getvalue()).decode()
+    Image.new("RGB", (64, 64)).save(out, "PCX")
+    return "data:image/pcx;base64," + base64.b64encode(out.getvalue()).decode()
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def bmp() -> str:
             image("file:///etc/passwd"),
             "files are read below the folders of the server's --file-roots only",
         ),
-        (CHAT, image(bmp()), "the bytes are not those of a JPEG, PNG, WebP or GIF image"),
+        (CHAT, image(pcx()), f"the bytes are not those of a {ALL_FORMATS} image"),
         (
             CHAT,
             image(f"data:image/jpeg;base64,{BARE[:2000]}"),

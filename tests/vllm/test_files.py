@@ -1,4 +1,4 @@
-"""For files that Afferent does not decode, the answers are those of a stock vLLM."""
+"""For image files of every format, the answers are those of a stock vLLM."""
 
 from __future__ import annotations
 
@@ -11,27 +11,31 @@ import numpy as np
 import pytest
 
 from afferent.conformance.images import draw_image
-from tests.images import encoded, in_mode
+from tests.images import encoded, in_mode, oriented
 from tests.vllm.servers import SHAPES, Stock, supervised
 
 pytestmark = pytest.mark.vllm
 
 FORMATS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("AVIF", {}),
+    ("AVIF", {"exif": oriented(8)}),
     ("TIFF", {}),
+    ("TIFF", {"compression": "tiff_lzw", "exif": oriented(6)}),
     ("BMP", {}),
     ("ICO", {}),
     ("JPEG2000", {}),
     ("JPEG2000", {"no_jp2": True}),
     ("PPM", {}),
     ("TGA", {}),
+    ("JPEG", {"xmp": b'<x tiff:Orientation="3"/>'}),
 )
 
 
 def parts() -> Iterator[dict[str, Any]]:
     drawn = draw_image(np.random.default_rng(3)).image.convert("RGB")
     files = [encoded(drawn, name, **parameters) for name, parameters in FORMATS]
-    files.append(encoded(in_mode(drawn, "I;16"), "PNG"))
+    files += [encoded(in_mode(drawn, "I;16"), name) for name in ("PNG", "TIFF", "PPM")]
+    files += [encoded(in_mode(drawn, "RGBA"), name) for name in ("TIFF", "AVIF", "TGA")]
     files.append(encoded(drawn.crop((0, 0, 1, 60)), "PNG"))
     for file in files:
         url = "data:image/any;base64," + base64.b64encode(file).decode()
@@ -61,7 +65,7 @@ def answers(url: str) -> list[tuple[int, str, int]]:
     return found
 
 
-def test_files_that_vllm_decodes_are_answered_as_by_a_stock_vllm() -> None:
+def test_files_of_every_format_are_answered_as_by_a_stock_vllm() -> None:
     with Stock(SHAPES, "--served-model-name", "shapes") as stock:
         expected = answers(stock.url)
     assert sum(status == 200 for status, _, _ in expected) >= len(FORMATS)

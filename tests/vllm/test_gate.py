@@ -17,7 +17,7 @@ import pytest
 
 from afferent.conformance.images import draw_image
 from afferent.store.client.daemon_store import DaemonStore
-from tests.images import encoded, photo
+from tests.images import encoded, in_mode, photo
 from tests.server import Server, data_url, wait_until
 from tests.vllm.servers import TOOLS, supervised
 
@@ -93,7 +93,7 @@ def unstreamed(path: str, urls: Sequence[str]) -> dict[str, Any]:
         return {"model": "shapes", **asked, "ignore_eos": True}
     if path == "/v1/messages":  # this API has no `ignore_eos`
         sources = [
-            {"type": "base64", "media_type": "image/bmp", "data": url.partition(",")[2]}
+            {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
             for url in urls
         ]
         shown = [{"type": "image", "source": source} for source in sources]
@@ -108,8 +108,9 @@ def _spoken(content: list[Any]) -> dict[str, Any]:
 
 def forwarded_images(number: int, *, seed: int) -> list[str]:
     """Return images that Afferent forwards to vLLM's processor as bytes, in every API."""
-    files = [encoded(photo(800, 600, seed=seed + at), "BMP") for at in range(number)]
-    return ["data:image/bmp;base64," + b64encode(file).decode() for file in files]
+    grey = [in_mode(photo(800, 600, seed=seed + at), "I;16") for at in range(number)]
+    files = [encoded(each, "PNG") for each in grey]
+    return ["data:image/png;base64," + b64encode(file).decode() for file in files]
 
 
 @pytest.mark.parametrize("path", DIALECTS)
