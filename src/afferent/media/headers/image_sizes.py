@@ -174,12 +174,12 @@ def _directories(data: Data) -> Iterator[dict[int, int]]:
     """Yield the tags above of each page, each with its largest value."""
     order = "<" if data[:2] == b"II" else ">"
     if data[2 if order == "<" else 3] == 43:
-        number_width, first = "Q", 8  # a BigTIFF
-        count_layout, entry_nbytes = f"{order}Q", 20
+        number, first, count_layout = f"{order}Q", 8, f"{order}Q"  # a BigTIFF
+        entry = struct.Struct(f"{order}HHQ8s")
     else:
-        number_width, first = "I", 4
-        count_layout, entry_nbytes = f"{order}H", 12
-    (at,) = struct.unpack_from(order + number_width, data, first)
+        number, first, count_layout = f"{order}I", 4, f"{order}H"
+        entry = struct.Struct(f"{order}HHI4s")
+    (at,) = struct.unpack_from(number, data, first)
     seen: set[int] = set()
     num_tags = 0
     while at and at not in seen:
@@ -189,24 +189,22 @@ def _directories(data: Data) -> Iterator[dict[int, int]]:
         if num_tags > _MAX_TAGS:
             raise _too_long(ImageFormat.TIFF)
         start = at + struct.calcsize(count_layout)
-        end = start + num_entries * entry_nbytes
+        end = start + num_entries * entry.size
         found: dict[int, int] = {}
-        for entry in range(start, end, entry_nbytes):
-            for tag, value in _tiff_value(data, order, entry, number_width):
-                found[tag] = max(found.get(tag, 0), value)
+        for tag, kind, count, value in entry.iter_unpack(data[start:end]):
+            # With several channels, the bits of each are elsewhere.
+            if tag in _TIFF_SIDES or (tag in (_TIFF_BITS, _TIFF_CHANNELS) and count == 1):
+                found[tag] = max(found.get(tag, 0), _tiff_value(order, kind, count, value))
         yield found
-        (at,) = struct.unpack_from(order + number_width, data, end)
+        (at,) = struct.unpack_from(number, data, end)
 
 
-def _tiff_value(data: Data, order: str, at: int, width: str) -> Iterator[tuple[int, int]]:
-    """Yield the tag of an entry and its value, if it is one of the tags above."""
-    tag, kind, count = struct.unpack_from(f"{order}HH{width}", data, at)
-    if tag in _TIFF_SIDES or (tag in (_TIFF_BITS, _TIFF_CHANNELS) and count == 1):
-        layout = _TIFF_INTEGERS.get(kind)
-        if layout is None or count != 1 or (layout == "Q" and width != "Q"):
-            raise _broken(ImageFormat.TIFF)
-        (value,) = struct.unpack_from(order + layout, data, at + 4 + struct.calcsize("=" + width))
-        yield tag, value
+def _tiff_value(order: str, kind: int, count: int, value: bytes) -> int:
+    layout = _TIFF_INTEGERS.get(kind)
+    if layout is None or count != 1 or (layout == "Q" and len(value) < 8):
+        raise _broken(ImageFormat.TIFF)
+    (found,) = struct.unpack_from(order + layout, value)
+    return int(found)
 
 
 # BMP and ICO
@@ -295,7 +293,6 @@ def is_deep_grey(data: Data) -> bool:
                 return any(_is_deep_png(data[start : start + 26]) for start in starts)
             case ImageFormat.TIFF:
                 first = next(_directories(data), {})
-                # With several channels, the bits of each are elsewhere.
                 return first.get(_TIFF_CHANNELS, 1) == 1 and first.get(_TIFF_BITS, 1) > 8
             case ImageFormat.JPEG2000:
                 return any(_is_deep(data, *part[:2]) for part in _jpeg2000_parts(data))
