@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests import plain_http
 from afferent.media.headers.image_format import ALL_FORMATS
+from tests import plain_http
 from tests.pages import ROOT
 from tests.server import Server
 
@@ -96,7 +96,7 @@ def pcx() -> str:
         (
             CHAT,
             {"max_tokens": 32_768, "min_tokens": 32_768},
-            "the prompt has 12 tokens and 32768 were asked for; the model has room for 32768 in "
+            "the prompt has 9 tokens and 32768 were asked for; the model has room for 32768 in "
             "all",
         ),
         (COMPLETIONS, {"prompt": ["one", "two"]}, "a request has one prompt"),

@@ -10,13 +10,11 @@ from PIL import Image
 
 from afferent.config import ServeConfig
 from afferent.errors import InvalidMedia, MediaTooLarge
-from afferent.media.headers.probe import ImageHeader, probe_image
-from tests.callbacks import measured
-from tests.collector import frozen
 from afferent.media.decode.image import read_image_header
 from afferent.media.headers.header import jpeg_segments
 from afferent.media.headers.probe import ImageBound, ImageHeader, probe_image
-from tests.callbacks import collector_as_in_a_frontend, measured
+from tests.callbacks import measured
+from tests.collector import frozen
 from tests.hostile_images import hostile_images
 from tests.images import encoded, oriented, riff_chunk
 
