@@ -164,7 +164,10 @@ def test_renderer_for_stock_vllm_gives_its_hashes_and_reads_its_special_tokens(
         tool = {"type": "function", "function": {"name": "look"}}
         with_tools = {**body, "tools": [tool], "tool_choice": "required", "cache_salt": "salt"}
         salted = renderer.post_to("/v1/chat/completions/render", with_tools).json()
-        assert (salted["cache_salt"], salted["features"]) == ("salt", answer.json()["features"])
+        plain = answer.json()
+        assert salted["cache_salt"] == "salt"
+        assert salted["features"]["mm_hashes"] == plain["features"]["mm_hashes"]
+        assert len(salted["token_ids"]) > len(plain["token_ids"]), "the tool is in the prompt"
         question = [{"role": "user", "content": QUESTION}]
         message = {"model": "shapes", "messages": question, "max_tokens": 1}
         message["tools"] = [{"name": "look", "input_schema": {}}]

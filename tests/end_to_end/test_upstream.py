@@ -951,13 +951,14 @@ def test_a_request_leaves_the_gate_long_before_its_answer_ends(
 
 def forwarded(path: str, seed: int) -> dict[str, Any]:
     """Return a request with two images that are forwarded as bytes, without client media ids."""
-    urls = [shown(encoded(photo(37, 29, seed=seed + at), "BMP"), "image/bmp") for at in range(2)]
+    deep = [in_mode(photo(37, 29, seed=seed + at), "I;16") for at in range(2)]
+    urls = [shown(encoded(each, "PNG"), "image/png") for each in deep]
     if path == "/v1/responses":
         parts = [{"type": "input_image", "image_url": url} for url in urls]
         return {"input": [{"role": "user", "content": parts}]}
     if path == "/v1/messages":
         data = [url.partition(",")[2] for url in urls]
-        sources = [{"type": "base64", "media_type": "image/bmp", "data": each} for each in data]
+        sources = [{"type": "base64", "media_type": "image/png", "data": each} for each in data]
         return chat(*({"type": "image", "source": source} for source in sources))
     if path in ("/v1/chat/completions/batch", "/v1/embeddings"):  # two prompts in one request
         return {"messages": [chat(image(url))["messages"] for url in urls]}
