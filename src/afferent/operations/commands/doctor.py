@@ -61,7 +61,7 @@ def _examine(args: argparse.Namespace, load: Callable[[], Loaded]) -> Iterator[F
     )
     asked = [
         judged("port", lambda: _port(loaded), "--port with another, or 0 for a free one"),
-        judged("model", lambda: str(model_folder(config))),
+        judged("model", lambda: str(model_folder(loaded))),
         judged("engine", lambda: _engine(loaded)),
         *_tier(loaded),
         judged("start", lambda: _start(loaded)),
@@ -108,7 +108,7 @@ def _port(loaded: Loaded) -> str:
 def _engine(loaded: Loaded) -> str:
     config = loaded.config
     kind = registry.find(config.engine)
-    kind.check(model_folder(config), loaded.of(kind.settings_type))
+    kind.check(model_folder(loaded), loaded.of(kind.settings_type))
     return f"{kind.name}: {kind.summary}"
 
 
