@@ -20,7 +20,7 @@ def placement(number: int, *, now_s: float = 0.0) -> Placement:
     for index in range(number):
         made.add(f"http://{index}")
     for each in made.replicas:
-        each.is_ready = True
+        made.set_ready(each, is_ready=True, now_s=now_s)
     return made
 
 
@@ -156,10 +156,11 @@ def test_server_that_returns_beside_others_gets_few_requests_at_first() -> None:
 
 
 def test_all_servers_of_a_start_are_in_full_use_at_once() -> None:
-    servers = Placement()
-    first = servers.add("a")
-    servers.set_ready(first, is_ready=True, now_s=100.0)
-    assert first.weight(100.0) == 1.0
+    servers = placement(3, now_s=100.0)
+    assert [each.weight(100.0) for each in servers.replicas] == [1.0, 1.0, 1.0]
+    late = servers.add("late", is_late=True)
+    servers.set_ready(late, is_ready=True, now_s=100.0)
+    assert late.weight(100.0) == 0.1
 
 
 # Texts

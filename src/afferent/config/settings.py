@@ -196,7 +196,7 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
     engine: str = setting(
         "reference",
         "what runs the model, with settings of its own: the built-in one (for tests and small "
-        "models), vllm, one that is installed, or MODULE:FACTORY",
+        "models), vllm, openai, one that is installed, or MODULE:FACTORY",
         Group.COMMON,
         unit="NAME",
     )

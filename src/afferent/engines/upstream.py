@@ -122,6 +122,10 @@ class Upstream(Protocol):
         """
 
     @property
+    def num_servers(self) -> int:
+        """Number of its servers that take requests now."""
+
+    @property
     def takes_salt(self) -> bool:
         """Whether its prefix cache keeps requests apart by their ``cache_salt``."""
 

@@ -217,8 +217,13 @@ class ItemStage:
         files, _ = await self._write_raw(request_id, items.distinct, trace)
         return [files[item] for item in items.in_order]
 
-    async def enter_forwarded(self, request_id: str, items: RequestItems, trace: Trace) -> None:
+    async def enter_forwarded(
+        self, request_id: str, items: RequestItems, trace: Trace, *, num_machines: int = 1
+    ) -> None:
         """Wait at the gate with items that the engine processes itself.
+
+        Args:
+            num_machines: Machines on which it does so.
 
         Raises:
             NoPermitLeft: Too many requests wait already.
@@ -227,7 +232,7 @@ class ItemStage:
         nbytes = sum(map(tensor_nbytes, items.in_order))
         start_ns = time.monotonic_ns()
         with trace.at("admission"):
-            limit_nbytes = self._maker.share_nbytes(ObjectKind.FEATURES)
+            limit_nbytes = num_machines * self._maker.share_nbytes(ObjectKind.FEATURES)
             await self._gate.enter_forwarded(request_id, nbytes, limit_nbytes=limit_nbytes)
         trace.stage(start_ns, "wait_for_a_permit")
 

@@ -109,7 +109,8 @@ class InlineStage:
         files = dict(zip(found.in_order, kept, strict=True))
         inlined = {item: self._as_sent(item, file) for item, file in files.items()}
         inlined |= await self._convert(request_id, converted, files, trace)
-        await self._items.enter_forwarded(request_id, found, trace)
+        machines = max(self._upstream.num_servers, 1)
+        await self._items.enter_forwarded(request_id, found, trace, num_machines=machines)
         for item in found.in_order:
             way = "features" if inlined[item].is_features else "bytes"
             WAYS.labels(item.modality, way).inc()

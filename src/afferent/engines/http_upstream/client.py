@@ -142,6 +142,7 @@ class HttpClient:
         self._servers: dict[str, Server] = {}
         self._watching: dict[str, asyncio.Task[None]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
+        self._has_started = False
 
     @classmethod
     @asynccontextmanager
@@ -172,6 +173,7 @@ class HttpClient:
             route_header=route_header,
         )
         await client.follow(sources)
+        client._has_started = True
         following = asyncio.create_task(client.keep_following(sources))
         try:
             yield client
@@ -197,6 +199,11 @@ class HttpClient:
     def takes_salt(self) -> bool:
         """See `Upstream.takes_salt`."""
         return self._traits.takes_salt
+
+    @property
+    def num_servers(self) -> int:
+        """See `Upstream.num_servers`."""
+        return sum(replica.is_ready for replica in self._placement.replicas)
 
     @property
     def takes_any_file(self) -> bool:
@@ -363,7 +370,7 @@ class HttpClient:
     def _add(self, name: str, address: Address) -> None:
         server = Server(
             address,
-            self._placement.add(name),
+            self._placement.add(name, is_late=self._has_started),
             trust=self._trust,
             needs_health=self._traits.needs_health,
         )

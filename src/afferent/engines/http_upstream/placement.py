@@ -49,6 +49,8 @@ class Replica:
     name: str
     is_ready: bool = False
     """Whether it answers its health check."""
+    is_late: bool = False
+    """Whether it was ready before, or is new beside others: it gets its load slowly."""
     num_running: int = 0
     num_failed: float = 0.0
     num_ended: float = 0.0
@@ -83,9 +85,13 @@ class Placement:
         """All servers, also those that are not ready."""
         return self._replicas.values()
 
-    def add(self, name: str) -> Replica:
-        """Add a server that is not ready yet; return it."""
-        self._replicas[name] = Replica(name)
+    def add(self, name: str, *, is_late: bool = False) -> Replica:
+        """Add a server that is not ready yet; return it.
+
+        Args:
+            is_late: Whether it comes later than the first ones.
+        """
+        self._replicas[name] = Replica(name, is_late=is_late)
         return self._replicas[name]
 
     def remove(self, replica: Replica) -> None:
@@ -93,14 +99,11 @@ class Placement:
         del self._replicas[replica.name]
 
     def set_ready(self, replica: Replica, *, is_ready: bool, now_s: float) -> None:
-        """Note the result of a health check.
-
-        A server that becomes ready beside others in use returns slowly.
-        """
+        """Note the result of a health check: a late server gets its load slowly from now on."""
         if is_ready and not replica.is_ready:
-            others = (each for each in self.replicas if each is not replica)
-            if any(each.weight(now_s) > 0 for each in others):
+            if replica.is_late:
                 replica.returned_s = now_s
+            replica.is_late = True
         replica.is_ready = is_ready
 
     def note(self, replica: Replica, *, has_failed: bool, now_s: float) -> bool:
