@@ -18,9 +18,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
-_SPARE: Final = 1.25
+_SPARE: Final = 1.5
 """Share of a server in the running requests, as a multiple of its fair share."""
-_LEAST_SHARE: Final = 4
+_LEAST_SHARE: Final = 8
 """Running requests that a server may have in any case: affinity matters more than so few."""
 _HALF_LIFE_S: Final = 10.0
 _LEAST_FAILURES: Final = 3.0
