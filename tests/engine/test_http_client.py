@@ -19,7 +19,7 @@ from afferent.engines.http_upstream.sources import Sources, source
 from afferent.engines.openai.settings import OpenAISettings
 from afferent.engines.openai.traits import OpenAITraits
 from afferent.engines.upstream import UpstreamRequest
-from afferent.errors import ConfigError, EngineUnavailable
+from afferent.errors import ConfigError, EngineUnavailable, StoreRestarted
 from tests.end_to_end.replicas import CHAT, Replica, Replicas
 
 KEY = bytes(32)
@@ -352,3 +352,20 @@ def test_missing_authority_is_a_config_error(tmp_path: Path) -> None:
     file.write_text("no certificate")
     with pytest.raises(ConfigError, match="--engine-ca"):
         trust_of(str(file))
+
+
+def test_error_of_a_body_is_raised_as_it_is_and_no_failure_of_the_server(
+    replicas: Replicas,
+) -> None:
+    class Lost(Body):
+        async def chunks(self) -> AsyncIterator[bytes]:
+            yield BODY[:10]
+            raise StoreRestarted("the media were lost")
+
+    async def life(client: HttpClient) -> None:
+        with pytest.raises(StoreRestarted):
+            await asked(client, request(Lost()))
+        assert all(each.num_failed == 0 for each in client._placement.replicas)
+        assert RETRIES.labels().values == [0.0]
+
+    run(replicas, life)

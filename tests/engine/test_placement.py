@@ -12,7 +12,13 @@ import pytest
 from hypothesis import given, settings
 
 from afferent.engines.http_upstream.conversation import conversation_of
-from afferent.engines.http_upstream.placement import Placement, Prefixes, Replica, blocks_of
+from afferent.engines.http_upstream.placement import (
+    Placement,
+    Prefixes,
+    Replica,
+    RetryBudget,
+    blocks_of,
+)
 
 KEYS = [bytes([number]) * 32 for number in range(200)]
 
@@ -164,6 +170,18 @@ def test_all_servers_of_a_start_are_in_full_use_at_once() -> None:
     late = servers.add("late", is_late=True)
     servers.set_ready(late, is_ready=True, now_s=100.0)
     assert late.weight(100.0) == 0.1
+
+
+@given(st.lists(st.booleans(), max_size=400))
+def test_retries_are_at_most_a_fifth_of_the_requests_and_a_few(wishes: list[bool]) -> None:
+    budget, num_retries = RetryBudget(), 0
+    for number, wants in enumerate(wishes, 1):
+        budget.earn()
+        if wants and budget.has_any:
+            budget.spend()
+            num_retries += 1
+        assert num_retries <= 20 + number / 5
+        assert 0 <= budget.left <= 20
 
 
 # A trace

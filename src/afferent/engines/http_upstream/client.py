@@ -20,7 +20,13 @@ from yarl import URL
 
 from afferent.engines.http_upstream.addresses import Address
 from afferent.engines.http_upstream.conversation import conversation_of
-from afferent.engines.http_upstream.placement import Placement, Prefixes, Replica, blocks_of
+from afferent.engines.http_upstream.placement import (
+    Placement,
+    Prefixes,
+    Replica,
+    RetryBudget,
+    blocks_of,
+)
 from afferent.engines.http_upstream.server import Server
 from afferent.engines.http_upstream.sources import Sources
 from afferent.engines.references import Reference, sign
@@ -31,7 +37,7 @@ from afferent.engines.upstream import (
     UpstreamRequest,
     UpstreamStats,
 )
-from afferent.errors import EngineUnavailable, InvalidRequest
+from afferent.errors import AfferentError, EngineUnavailable, InvalidRequest
 from afferent.telemetry.registry import counter
 from afferent.types import Modality
 
@@ -109,6 +115,10 @@ class ServerTraits:
         return None
 
 
+class _Busy(EngineUnavailable):
+    """The server has too much load; another one may have less."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Spot:
     """Wish of a request for a server."""
@@ -138,7 +148,7 @@ class HttpClient:
         self._title, self._secret = title, secret
         self._traits, self._trust = traits, trust
         self._route_header = route_header.lower().encode()
-        self._placement, self._prefixes = Placement(), Prefixes()
+        self._placement, self._prefixes, self._budget = Placement(), Prefixes(), RetryBudget()
         self._servers: dict[str, Server] = {}
         self._watching: dict[str, asyncio.Task[None]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
@@ -240,23 +250,26 @@ class HttpClient:
         byte of an answer has come.
         """
         spot, tried = self._spot(request), set[Replica]()
+        self._budget.earn()
         while True:
             server = self._choose(spot, tried)
             tried.add(server.replica)
             may_retry = (
                 isinstance(request.body, bytes | RepeatableBody)
                 and len(tried) < _MOST_TRIES
+                and self._budget.has_any
                 and self._has_other(tried)
             )
             attempt = AsyncExitStack()
             try:
                 answer = await self._attempt(server, request, spot, attempt, may_retry=may_retry)
-            except EngineUnavailable:
+            except EngineUnavailable as error:
                 await attempt.aclose()
-                self._note(server, has_failed=True)
+                self._note(server, has_failed=not isinstance(error, _Busy))
                 if not may_retry:
                     raise
                 RETRIES.labels().inc()
+                self._budget.spend()
             except BaseException:
                 await attempt.aclose()
                 raise
@@ -291,7 +304,8 @@ class HttpClient:
         if answer.status == _FAILED and not await server.is_well():
             raise EngineUnavailable(f"{self._title}'s engine has ended; try again")
         if may_retry and answer.status in _AGAIN:
-            raise EngineUnavailable(f"{self._title} is overloaded; try again")
+            busy = f"{self._title} answers with status {answer.status}; try again"
+            raise EngineUnavailable(busy) if answer.status in _FAILURES else _Busy(busy)
         return UpstreamAnswer(
             status=answer.status,
             headers=[
@@ -335,7 +349,7 @@ class HttpClient:
         servers = list(self._servers.values())
         pages = await asyncio.gather(*(server.metrics() for server in servers))
         return [
-            (server.address.url, page)
+            (server.address.name, page)
             for server, page in zip(servers, pages, strict=True)
             if page is not None
         ]
@@ -454,10 +468,13 @@ class HttpClient:
 
         Raises:
             EngineUnavailable: The server was not reached.
+            AfferentError: The body raised it while it was sent.
         """
         try:
             yield
         except (aiohttp.ClientError, OSError) as error:  # `TimeoutError` is an `OSError`
+            if isinstance(error.__cause__, AfferentError):  # of the body, such as lost media
+                raise error.__cause__ from error
             is_absent = isinstance(error, aiohttp.ClientConnectorError)
             server.replica.is_ready = server.replica.is_ready and not is_absent
             raise EngineUnavailable(f"{self._title} does not answer; try again") from error

@@ -30,6 +30,9 @@ _EJECTED_S, _MOST_EJECTED_S = 5.0, 60.0
 _RETURN_S: Final = 30.0
 """Time in which the weight of a server grows to 1 after its return."""
 _LEAST_WEIGHT: Final = 0.1
+_MOST_RETRIES: Final = 20.0
+"""Retries that are possible at once."""
+_RETRIES_A_REQUEST: Final = 0.2
 _BLOCK_NBYTES: Final = 512
 _MAX_BLOCKS: Final = 128
 """Blocks of a text that count: its first 64 KiB."""
@@ -169,6 +172,29 @@ class Placement:
             if each.num_running < math.ceil(max(share, _LEAST_SHARE * weights[each])):
                 return Choice(each, "first" if each is in_order[0] else "other")
         return Choice(least, "other")
+
+
+@dataclass(slots=True)
+class RetryBudget:
+    """Limit on retries, so that servers with too much load do not get each request several times.
+
+    Invariants: ``left`` is between 0 and `_MOST_RETRIES`.
+    """
+
+    left: float = _MOST_RETRIES
+
+    @property
+    def has_any(self) -> bool:
+        """Whether a request may be sent to another server now."""
+        return self.left >= 1
+
+    def earn(self) -> None:
+        """Note a request of a client."""
+        self.left = min(self.left + _RETRIES_A_REQUEST, _MOST_RETRIES)
+
+    def spend(self) -> None:
+        """Note a retry, which was allowed."""
+        self.left -= 1
 
 
 def _rank(key: bytes, name: str) -> bytes:

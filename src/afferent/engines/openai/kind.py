@@ -31,7 +31,7 @@ class OpenAIUpstream(UpstreamKind[OpenAISettings, OpenAILink]):
     """Servers that run already, here or elsewhere, and get media in the bodies of requests."""
 
     name = "openai"
-    title = "the engine"
+    title = "the engine server"
     summary = "any server with OpenAI's chat completions, with media in the body"
     settings_type = OpenAISettings
     link_type = OpenAILink
