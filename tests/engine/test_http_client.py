@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +25,7 @@ from afferent.errors import ConfigError, EngineUnavailable, StoreRestarted
 from tests.end_to_end.replicas import CHAT, Replica, Replicas
 
 KEY = bytes(32)
+WRONG_PIN = "#sha256=" + "00" * 32
 BODY = b'{"messages": [{"role": "user", "content": "hello"}]}'
 
 
@@ -302,7 +305,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tls")
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
     command += ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
-    command += ["-subj", "/CN=engine", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command += ["-subj", "/CN=engine", "-addext", "subjectAltName=IP:127.0.0.1,DNS:engines.test"]
     subprocess.run(command, check=True, capture_output=True)
     return folder
 
@@ -330,15 +333,64 @@ def test_certificate_is_verified_by_authority_or_by_its_digest(
     run(secure, life, settings=OpenAISettings(engine_url=(url,), engine_ca=ca))
 
 
-@pytest.mark.parametrize("pin", ["", "#sha256=" + "00" * 32])
-def test_unknown_certificate_gets_no_request(secure: Replicas, pin: str) -> None:
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each name have the address of the servers."""
+
+    async def addresses(_: Any, __: str, port: int, **___: Any) -> Any:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", addresses)
+
+
+@pytest.mark.usefixtures("names")
+def test_server_of_a_name_is_reached_at_its_address(replicas: Replicas) -> None:
+    port = replicas.urls[0].rpartition(":")[2]
+
+    async def life(client: HttpClient) -> None:
+        assert (await asked(client, request()))[0] == 200
+        assert replicas.all[0].got[0].headers["host"] == f"engines.test:{port}"
+
+    run(replicas, life, urls=[f"dns+http://engines.test:{port}"])
+
+
+@pytest.mark.usefixtures("names")
+def test_certificate_of_a_name_is_verified_at_its_address(
+    secure: Replicas, certificate: Path
+) -> None:
+    port = secure.urls[0].rpartition(":")[2]
+    ca = str(certificate / "cert.pem")
+
+    async def life(client: HttpClient) -> None:
+        assert (await asked(client, request()))[0] == 200
+
+    good = OpenAISettings(engine_url=(f"dns+https://engines.test:{port}",), engine_ca=ca)
+    run(secure, life, settings=good)
+
+
+@pytest.mark.parametrize(
+    ("host", "pin", "is_known"),
+    [
+        ("127.0.0.1", "", False),
+        ("127.0.0.1", "#sha256=" + "00" * 32, True),
+        ("localhost", "", True),
+    ],
+)
+def test_wrong_certificate_gets_no_request(
+    secure: Replicas, certificate: Path, host: str, pin: str, is_known: bool
+) -> None:
+    """It is of an unknown authority, has another digest, or is that of another name."""
+    port = secure.urls[0].rpartition(":")[2]
+    trust = trust_of(str(certificate / "cert.pem")) if is_known else None
+
     async def main() -> None:
-        sources = Sources([source(secure.urls[0] + pin)])
-        async with HttpClient.over(sources, title="the engine") as client:
+        sources = Sources([source(f"https://{host}:{port}{pin}")])
+        async with HttpClient.over(sources, title="the engine", trust=trust) as client:
             (server,) = client._servers.values()
             assert not await server.look("the engine")
             with pytest.raises(EngineUnavailable):
                 await asked(client, request())
+        await asyncio.sleep(0.25)  # aiohttp ends a refused TLS connection later, as its docs say
 
     secure.reset()
     asyncio.run(main())
