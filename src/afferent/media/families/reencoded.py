@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import importlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
@@ -24,8 +24,6 @@ FileFormat = Literal["png", "jpeg"]
 
 _LANCZOS: Final = 1
 """Pillow's number of it."""
-_JPEG_QUALITY: Final = 95
-_PNG_LEVEL: Final = 1
 _HEAD_NBYTES: Final = 4096
 
 
@@ -92,14 +90,8 @@ def _plan(nbytes: int) -> FeaturePlan:
     return FeaturePlan({FILE: TensorSpec("uint8", (nbytes,))}, ())
 
 
-@functools.cache
-def _encoders() -> Mapping[FileFormat, Callable[[Array], bytes | bytearray]]:
-    # Imported here: frontends and the supervisor import this module, and encode nothing.
-    import simplejpeg  # type: ignore[import-untyped]
-    from imagecodecs import png_encode
-
-    jpeg = {"quality": _JPEG_QUALITY, "colorspace": "RGB", "colorsubsampling": "444"}
-    return {
-        "png": functools.partial(png_encode, level=_PNG_LEVEL),
-        "jpeg": functools.partial(simplejpeg.encode_jpeg, **jpeg),
-    }
+def _encoders() -> Mapping[str, Callable[[Array], bytes | bytearray]]:
+    # Imported here and by name: frontends and the supervisor have this module, and encode nothing.
+    module: Any = importlib.import_module("afferent.media.transforms.image_files")
+    encoders: Mapping[str, Callable[[Array], bytes | bytearray]] = module.ENCODERS
+    return encoders
