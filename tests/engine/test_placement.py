@@ -118,6 +118,17 @@ def test_failing_server_is_ejected_and_returns_slowly() -> None:
     assert bad.weight(5.2 + 30.0) == good.weight(5.2 + 30.0) == 1.0
 
 
+def test_ejected_server_is_chosen_if_no_other_is_ready() -> None:
+    servers = placement(2)
+    bad, other = servers.replicas
+    for _ in range(3):
+        servers.note(bad, has_failed=True, now_s=100.0)
+    assert {chosen(servers, key).name for key in KEYS[:9]} == {other.name}
+    servers.set_ready(other, is_ready=False, now_s=100.0)
+    assert chosen(servers, KEYS[0]) is bad
+    assert servers.choose(KEYS[0], now_s=100.0, excluded=[bad]) is None
+
+
 def test_second_ejection_lasts_longer() -> None:
     servers = placement(3)
     bad = next(iter(servers.replicas))

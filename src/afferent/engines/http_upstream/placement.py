@@ -23,7 +23,8 @@ _SPARE: Final = 1.5
 _LEAST_SHARE: Final = 8
 """Running requests that a server may have in any case: affinity matters more than so few."""
 _HALF_LIFE_S: Final = 10.0
-_LEAST_FAILURES: Final = 3.0
+_LEAST_FAILURES: Final = 2.7
+"""A little less than three, since failures count less with time."""
 _FAILING_PART: Final = 0.5
 _EJECTED_S, _MOST_EJECTED_S = 5.0, 60.0
 """Time of the first ejection, which doubles with each further one; its maximum."""
@@ -120,7 +121,7 @@ class Placement:
         replica.num_failed = replica.num_failed * decay + has_failed
         if not has_failed or replica.weight(now_s) == 0:
             return False
-        if replica.num_failed < _LEAST_FAILURES * 0.9:
+        if replica.num_failed < _LEAST_FAILURES:
             return False
         if replica.num_failed < _FAILING_PART * replica.num_ended:
             return False
@@ -157,6 +158,9 @@ class Placement:
             for each in self.replicas
             if each not in excluded and (weight := each.weight(now_s)) > 0
         }
+        if not weights:  # an ejected server is better than none
+            waiting = (each for each in self.replicas if each.is_ready and each not in excluded)
+            weights = dict.fromkeys(waiting, _LEAST_WEIGHT)
         if not weights:
             return None
         least = min(weights, key=lambda each: ((each.num_running + 1) / weights[each], each.name))

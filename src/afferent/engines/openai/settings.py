@@ -13,7 +13,13 @@ from afferent.media.families.reencoded import FileFormat
 
 _FORMAT: Final = r"^[a-z0-9]{1,16}\Z"
 _HEADER: Final = r"^([A-Za-z0-9!#$%&'*+.^_`|~-]{1,64})?\Z"
-_FRAMING: Final = frozenset({"host", "content-length", "transfer-encoding", "connection"})
+_TAKEN: Final = frozenset(
+    {
+        *("host", "content-length", "content-type", "transfer-encoding", "connection"),
+        *("authorization", "x-api-key"),
+    }
+)
+"""Headers with a meaning of their own."""
 
 
 class OpenAISettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,7 +80,7 @@ class OpenAISettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=
                 f"--engine-api-key has {len(self.engine_api_key)} keys, and --engine-url "
                 f"{len(self.engine_url)} addresses: give one key, or one for each address"
             )
-        if self.route_header.lower() in _FRAMING:
+        if self.route_header.lower() in _TAKEN:
             raise ConfigError(f"--route-header {self.route_header}: choose another header")
         if self.engine_convert_to not in self.engine_image_formats:
             raise ConfigError(
