@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-clients serve test test-vllm test-vllm-families test-clients test-page quick fuzz storm \
+.PHONY: help setup setup-vllm setup-clients setup-engines serve test test-vllm test-vllm-families test-clients test-engines test-page quick fuzz storm \
 	soak sweep simulate package wheels schema lint type imports fmt bench bench-ray bench-vllm bench-render mutants \
 	mutation docs check lock audit train evaluate clean
 
@@ -71,6 +71,15 @@ test-vllm: setup-vllm  ## compare with a real vLLM, and kill it (an hour), ARGS=
 
 test-vllm-families: setup-vllm  ## compare each family with a real vLLM (four minutes each), ARGS="-k llama4"
 	@$(BIN)/python -m pytest -q tests/vllm/test_families.py --vllm --timeout 1800 -s $(ARGS)
+
+setup-engines: setup .venv-serve/.ready  ## make an environment with another engine (50 MB)
+
+.venv-serve/.ready: tools/serve_env.py tools/ray_env.py
+	@$(BIN)/python -m tools.serve_env .venv-serve
+	@touch $@
+
+test-engines: setup-engines  ## stand in front of other engines: transformers serve, ARGS="-k streams"
+	@$(BIN)/python -m pytest -q tests/end_to_end/test_real_engines.py --engines -s $(ARGS)
 
 setup-clients: setup .venv-clients/.ready  ## make environments with clients of others (1 GB, some minutes)
 
@@ -188,5 +197,5 @@ evaluate: setup  ## judge the built-in model on images it was never trained on
 	@$(BIN)/python training/evaluate.py src/afferent/builtin/models/shapes $(ARGS)
 
 clean:  ## remove the environment and all caches
-	rm -rf $(VENV) .venv-vllm .venv-clients .venv-ray .venv-schema build dist site src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-vllm .venv-clients .venv-ray .venv-schema .venv-serve build dist site src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +

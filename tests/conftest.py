@@ -25,6 +25,7 @@ _OPTIONAL = (
     ("clients", "needs clients of others (make test-clients)"),
     ("vllm", "needs a real vLLM (make test-vllm)"),
     ("page", "needs a browser (make test-page)"),
+    ("engines", "needs other engines (make test-engines)"),
 )
 
 
@@ -34,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--clients", action="store_true", help="also with clients of others")
     parser.addoption("--page", action="store_true", help="the live page in a real browser")
     parser.addoption("--vllm", action="store_true", help="beside a real vLLM")
+    parser.addoption("--engines", action="store_true", help="in front of other real engines")
 
 
 def pytest_configure(config: pytest.Config) -> None:

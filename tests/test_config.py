@@ -607,7 +607,7 @@ def test_the_command_line_takes_the_engines_flags(
     assert cli.main(["config", "show", *arguments]) == 2
     assert "no flag --echo-delay-s; if it is an engine's own, name" in capsys.readouterr().err
     assert cli.main(["config", "show", "--engine", "eco"]) == 2
-    assert "--engine eco: must be one of reference, " in capsys.readouterr().err
+    assert "--engine eco: must be one of openai, reference, " in capsys.readouterr().err
 
 
 def shares_of(**settings: Any) -> dict[ObjectKind, float]:

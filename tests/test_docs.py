@@ -66,7 +66,7 @@ OTHERS_FLAGS = {
 }
 """Flags of container engines, of `training/train.py`, and of vLLM."""
 MAX_WIDTH = 120
-COMMANDS = commands()
+COMMANDS, WITH_OPENAI = commands(), commands("openai")
 BENCHMARKS = dict(parsers(benchmarks._parser(), ()))
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -113,7 +113,8 @@ def check_command(command: str) -> None:
     words = [word for word in words if not re.fullmatch(r"[A-Z_]+=.*", word)] or words
     match words:
         case ["afferent", *rest]:
-            parse(COMMANDS["afferent",], rest, command)
+            known = WITH_OPENAI if "openai" in rest else COMMANDS
+            parse(known["afferent",], rest, command)
         case ["make", target]:
             check_make(target, command)
         case ["curl", *rest]:
@@ -147,7 +148,8 @@ def test_what_prose_says_of_commands(page: Path) -> None:
     if page.name == "CHANGELOG.md":
         return  # it names old commands
     everywhere = {flag for parser in COMMANDS.values() for flag in flags(parser)} | OTHERS_FLAGS
-    everywhere |= {flag for parser in BENCHMARKS.values() for flag in flags(parser)}
+    for others in (WITH_OPENAI, BENCHMARKS):
+        everywhere |= {flag for parser in others.values() for flag in flags(parser)}
     for code in inline_code(page):
         words = code.split()
         if words[0] == "make" and len(words) > 1:

@@ -128,6 +128,13 @@ WRONG = [
     flags("--engine json:loads", "--engine json:loads"),
     flags("--engine vllm --engine-url ftp://x", "--engine-url ftp://x", "unix:PATH"),
     flags("--engine vllm --engine-url http://a:1", "--engine-url", "--store-path"),
+    flags("--engine openai", "--engine openai needs --engine-url"),
+    flags("--engine openai --engine-url http://a/v1", "--engine-url http://a/v1", "http://HOST"),
+    flags("--engine openai --engine-url http://a --engine-ca /nope", "--engine-ca /nope"),
+    flags(
+        "--engine openai --engine-url http://a --engine-image-formats png --engine-convert-to jpeg",
+        *("--engine-convert-to jpeg", "--engine-image-formats"),
+    ),
     flags("--engine vllm --engine-args=--api-key=x", "--engine-args", "--api-key"),
     flags("--engine vllm", "vLLM is not installed", "--engine-python"),
     flags("/nope", "MODEL /nope", "built-in models: shapes"),

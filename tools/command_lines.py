@@ -22,9 +22,11 @@ def parsers(
                 yield from parsers(parser, (*words, name))
 
 
-def commands() -> dict[Words, argparse.ArgumentParser]:
-    """Return all commands of ``afferent``, with the settings of the included engines."""
-    engines = (*cli.engine_settings("reference"), *cli.engine_settings("vllm"))
+def commands(upstream: str = "vllm") -> dict[Words, argparse.ArgumentParser]:
+    """Return all commands of ``afferent``, with the settings of the built-in engine and of an
+    included upstream: two upstreams have settings of one name.
+    """
+    engines = (*cli.engine_settings("reference"), *cli.engine_settings(upstream))
     found = dict(parsers(cli._parser(engines), ("afferent",)))
     renderer = dict(parsers(cli._parser(cli.engine_settings("render")), ("afferent",)))
     return {**found, _RENDER: renderer[_RENDER]}

@@ -12,6 +12,7 @@ import argparse
 import subprocess
 import sysconfig
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,11 +22,17 @@ FOLDER: Final = Path(__file__).parents[1] / ".venv-ray"
 WANTED: Final = "ray>=2.50"
 
 
-def make(folder: Path, wanted: str = WANTED) -> None:
-    """Make or update the environment."""
+def make(folder: Path, *wanted: str, alone: Sequence[str] = ()) -> None:
+    """Make or update an environment with these packages, beside all those of this one.
+
+    Args:
+        alone: Packages that are installed without those that they depend on.
+    """
     venv.create(folder, with_pip=True)
     pip = (str(python_of(folder)), "-m", "pip", "--disable-pip-version-check")
-    subprocess.run([*pip, "install", wanted], check=True)
+    subprocess.run([*pip, "install", *wanted], check=True)
+    if alone:
+        subprocess.run([*pip, "install", "--no-deps", *alone], check=True)
     ours = sysconfig.get_paths()["purelib"]
     # Unlike a bare path, `addsitedir` also reads the .pth files of editable installs.
     line = f"import site; site.addsitedir({ours!r})\n"

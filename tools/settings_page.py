@@ -14,7 +14,7 @@ from tools.written_page import DOCS, main
 
 PAGE = DOCS / "settings.md"
 
-_ENGINES = ("reference", "vllm")
+_ENGINES = ("reference", "vllm", "openai")
 
 _ABOUT = """\
 # Settings

@@ -74,7 +74,7 @@ def test_a_package_adds_an_engine() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("nonsense", ["--engine nonsense", "broken, pocket, reference", "MODULE:FACTORY"]),
+        ("nonsense", ["--engine nonsense", "broken, openai, pocket, reference", "MODULE:FACTORY"]),
         ("", ["--engine ''", "reference"]),
         ("broken", ["--engine broken", "pocket_engine:Nothing", "AttributeError"]),
         ("no_such_module:engine", ["no_such_module:engine", "ModuleNotFoundError"]),

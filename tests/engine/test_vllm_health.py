@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from afferent.engines.http_upstream import client, health
+from afferent.engines.http_upstream import server as one_server
 from afferent.engines.http_upstream.client import HttpClient
 from afferent.engines.http_upstream.health import ServerWatch
+from afferent.engines.http_upstream.sources import Sources, source
 from afferent.runtime.heartbeat import Board
 from afferent.runtime.proc_stat import ProcStat
 from tests.server import wait_until
@@ -102,7 +104,7 @@ def test_an_upstream_that_answers_no_more_is_not_ready(
 ) -> None:
     """It hangs with open connections and unanswered requests."""
     monkeypatch.setattr(client, "_LOOK_S", 0.01)
-    monkeypatch.setattr(client, "_LOOK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(one_server, "_LOOK_TIMEOUT_S", 0.1)
     asyncio.run(asyncio.wait_for(until_it_freezes(tmp_path / "vllm.sock"), 30))
 
 
@@ -119,14 +121,14 @@ async def until_it_freezes(path: Path) -> None:
         writer.close()
 
     listening = await asyncio.start_unix_server(answer, path)
-    async with HttpClient.over([f"unix:{path}"], title="vLLM", api_key="", secret=b"") as upstream:
+    async with HttpClient.over(Sources([source(f"unix:{path}")]), title="vLLM") as upstream:
         while not upstream.is_ready:
             await asyncio.sleep(0.01)
         frozen.set()
         while upstream.is_ready:
             await asyncio.sleep(0.01)
     listening.close()
-    assert sum(asked) >= client._MOST_UNANSWERED
+    assert sum(asked) >= one_server._MOST_UNANSWERED
 
 
 def stat_of(pid: int) -> ProcStat:

@@ -10,14 +10,12 @@ import pytest
 
 from afferent.engines import place, registry
 from afferent.engines.contract import EngineSite, UpstreamKind
-from afferent.engines.http_upstream.client import HttpClient, ServerTraits, _Server
-from afferent.engines.upstream import UpstreamRequest
 from afferent.engines.vllm.kind import VllmUpstream
 from afferent.engines.vllm.media import ItemHashes, TakenMedia
 from afferent.engines.vllm.settings import VllmSettings
 from afferent.engines.vllm.traits import VllmTraits
 from afferent.engines.vllm_hash import image_hash
-from afferent.errors import ConfigError, EngineUnavailable, UnsupportedModel
+from afferent.errors import ConfigError, UnsupportedModel
 from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.types import Modality
 from tests.engine import families
@@ -139,62 +137,6 @@ def test_one_that_somebody_else_runs_finds_the_secret_beside_the_store(
 def test_an_engine_that_takes_features_says_when_there_are_none() -> None:
     with pytest.raises(UnsupportedModel):
         _ = site("").needed_family
-
-
-class TestServers:
-    """Several vLLM servers: an item's hash chooses one, unless it is much busier than another."""
-
-    def client(self, *running: int, ready: bool = True) -> HttpClient:
-        servers = [
-            _Server(f"unix:/{number}", "http://vllm", None, ready, load)  # type: ignore[arg-type]
-            for number, load in enumerate(running)
-        ]
-        return HttpClient(
-            servers,
-            title="vLLM",
-            api_key="secret",
-            secret=bytes(32),
-            traits=ServerTraits(),
-        )
-
-    def test_an_item_goes_where_it_went_before(self) -> None:
-        client = self.client(0, 0, 0)
-        chosen = {client._choose([bytes([n] * 32)]).url for n in range(60)}
-        assert len(chosen) == 3, "all of them are used"
-        first = client._choose([bytes(32)])
-        first.num_running = 4
-        assert client._choose([bytes(32)]) is first
-        first.num_running = 5
-        assert client._choose([bytes(32)]) is not first
-
-    def test_who_comes_or_goes_moves_no_other(self) -> None:
-        client = self.client(0, 0, 0)
-        keys = [bytes([n] * 32) for n in range(60)]
-        before = [client._choose([key]) for key in keys]
-        gone = before[0]
-        gone.is_ready = False
-        after = [client._choose([key]) for key in keys]
-        pairs = zip(before, after, strict=True)
-        assert all(old is new for old, new in pairs if old is not gone)
-
-    def test_text_goes_to_the_least_loaded(self) -> None:
-        assert self.client(3, 1, 2)._choose([]).url == "unix:/1"
-
-    def test_nobody_is_there(self) -> None:
-        with pytest.raises(EngineUnavailable):
-            self.client(0, 0, ready=False)._choose([])
-
-    def test_its_key_takes_the_place_of_the_clients(self) -> None:
-        headers = [
-            (b"authorization", b"Bearer client"),
-            (b"X-Api-Key", b"client"),
-            (b"Connection", b"close"),
-            (b"x-trace", b"1"),
-            (b"content-length", b"3"),
-        ]
-        request = UpstreamRequest(method="POST", target="/", headers=headers, body=b"")
-        sent = self.client(0)._headers(request)
-        assert dict(sent) == {"x-trace": "1", "authorization": "Bearer secret"}
 
 
 class TestHashes:

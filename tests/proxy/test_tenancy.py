@@ -246,3 +246,13 @@ def test_body_that_is_no_object_is_refused_where_a_field_has_to_be_written(body:
         APART.write(body, RESPONSES, tenant="a", has_media=False)
     assert ALONE.write(body, RESPONSES, tenant="", has_media=False) == body
     assert APART.write(body, "/v1/other", tenant="a", has_media=False) == body
+
+
+def test_upstream_without_salts_gets_none_and_stored_responses_stay_apart() -> None:
+    unsalted = Tenancy(has_tenants=True, secret=b"secret", has_salt=False)
+    body = b'{"model": "m", "cache_salt": "mine"}'
+    assert unsalted.write(body, "/v1/chat/completions", tenant="a", has_media=True) == body
+    written = unsalted.write(b'{"model": "m"}', RESPONSES, tenant="a", has_media=False)
+    assert json.loads(written) == {"model": "m", "store": False}
+    with pytest.raises(ResponseNotFound):
+        unsalted.check_path(f"{RESPONSES}/resp_1")

@@ -15,6 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import afferent.builtin.engine.kind
 import afferent.builtin.frontend
+import afferent.engines.http_upstream.client
+import afferent.engines.openai.kind
 import afferent.engines.vllm.kind
 import afferent.engines.vllm.plugin.counting  # a frontend imports it when the engine is chosen
 import afferent.tier.main  # noqa: F401 - these modules declare metrics and stages

@@ -195,8 +195,8 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
     )
     engine: str = setting(
         "reference",
-        "what runs the model, with settings of its own: the built-in one (for tests and small "
-        "models), vllm, one that is installed, or MODULE:FACTORY",
+        "what runs the model, with its own settings: the built-in one (for tests), vllm, openai, "
+        "an installed one, or MODULE:FACTORY",
         Group.COMMON,
         unit="NAME",
     )

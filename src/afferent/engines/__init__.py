@@ -39,6 +39,7 @@ __all__ = [
     "Reference",
     "RemoteKind",
     "RemoteLink",
+    "RepeatableBody",
     "Settings",
     "Upstream",
     "UpstreamAnswer",
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from afferent.engines.remote.host import EngineHost
     from afferent.engines.remote.kind import RemoteKind, RemoteLink, listening
     from afferent.engines.upstream import (
+        RepeatableBody,
         Upstream,
         UpstreamAnswer,
         UpstreamRequest,
@@ -112,7 +114,8 @@ else:
             "afferent.engines.remote.host": "EngineHost",
             "afferent.engines.remote.kind": "RemoteKind RemoteLink listening",
             "afferent.engines.upstream": (
-                "Upstream UpstreamAnswer UpstreamRequest UpstreamSocket UpstreamStats"
+                "RepeatableBody Upstream UpstreamAnswer UpstreamRequest UpstreamSocket "
+                "UpstreamStats"
             ),
             "afferent.engines.vllm.items": "from_tree to_tree",
             "afferent.media.families.registry": "AnyFamily",

@@ -12,12 +12,13 @@ get an `Engine`, which takes token ids and handles. An `UpstreamKind` adds how t
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Final, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -200,8 +201,18 @@ class EngineKind(Backend[SettingsT, LinkT]):
         """
 
 
+NO_MODEL: Final = Path(os.devnull)
+"""Folder of a model that only the upstream knows: it has no files."""
+
+
 class UpstreamKind(Backend[SettingsT, LinkT]):
     """Backend with its own API: it has its own chat templates, tokens and answers."""
+
+    def own_family(self, settings: SettingsT) -> AnyFamily | None:
+        """Return the family of an upstream whose model is unknown here: ``MODEL`` is then only a
+        name, and the model's folder is `NO_MODEL`. ``None``: the model's folder determines it.
+        """
+        return None
 
     @abstractmethod
     def takes_features(self, model_folder: Path, settings: SettingsT) -> bool:

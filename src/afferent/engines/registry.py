@@ -28,6 +28,7 @@ AnyKind = EngineKind[Any, Any] | UpstreamKind[Any, Any]
 BUILT_IN: Mapping[str, str] = {
     "reference": "afferent.builtin.engine.kind:ReferenceEngine",
     "vllm": "afferent.engines.vllm.kind:VllmUpstream",
+    "openai": "afferent.engines.openai.kind:OpenAIUpstream",
     "render": "afferent.engines.render:RenderKind",
 }
 """Engines of this package; they are also declared as entry points.

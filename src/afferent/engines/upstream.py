@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -14,6 +14,23 @@ from afferent.types import Modality
 
 Headers = Sequence[tuple[bytes, bytes]]
 NameOf = Callable[[Modality, "bytes | memoryview"], bytes]
+
+
+@runtime_checkable
+class RepeatableBody(Protocol):
+    """Body in pieces that may be sent again, until the answer begins."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the body."""
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body from its beginning.
+
+        Raises:
+            StoreRestarted: Its media were lost.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +42,14 @@ class UpstreamRequest:
         target: Path and query, as they came.
         headers: Headers without those about the client's connection.
         body: The whole body, or its pieces.
-        keys: Content keys of its items: a server that has seen them may have cached them.
+        placement: Requests with the same value share results in a server's caches; empty for none.
     """
 
     method: str
     target: str
     headers: Headers
-    body: bytes | AsyncIterator[bytes]
-    keys: Sequence[bytes] = ()
+    body: bytes | RepeatableBody | AsyncIterator[bytes]
+    placement: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +114,20 @@ class Upstream(Protocol):
     @property
     def is_ready(self) -> bool:
         """Whether it takes requests now."""
+
+    @property
+    def reads_arena(self) -> bool:
+        """Whether it reads media in the arena, by references. If not, their bytes are written into
+        the bodies of requests, and features are files that replace them.
+        """
+
+    @property
+    def num_servers(self) -> int:
+        """Number of its servers that take requests now."""
+
+    @property
+    def takes_salt(self) -> bool:
+        """Whether its prefix cache keeps requests apart by their ``cache_salt``."""
 
     @property
     def takes_any_file(self) -> bool:

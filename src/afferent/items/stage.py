@@ -217,8 +217,13 @@ class ItemStage:
         files, _ = await self._write_raw(request_id, items.distinct, trace)
         return [files[item] for item in items.in_order]
 
-    async def enter_forwarded(self, request_id: str, items: RequestItems, trace: Trace) -> None:
+    async def enter_forwarded(
+        self, request_id: str, items: RequestItems, trace: Trace, *, num_machines: int = 1
+    ) -> None:
         """Wait at the gate with items that the engine processes itself.
+
+        Args:
+            num_machines: Machines on which it does so.
 
         Raises:
             NoPermitLeft: Too many requests wait already.
@@ -227,12 +232,24 @@ class ItemStage:
         nbytes = sum(map(tensor_nbytes, items.in_order))
         start_ns = time.monotonic_ns()
         with trace.at("admission"):
-            limit_nbytes = self._maker.share_nbytes(ObjectKind.FEATURES)
+            limit_nbytes = num_machines * self._maker.share_nbytes(ObjectKind.FEATURES)
             await self._gate.enter_forwarded(request_id, nbytes, limit_nbytes=limit_nbytes)
         trace.stage(start_ns, "wait_for_a_permit")
 
-    async def prepare(self, request_id: str, items: RequestItems, trace: Trace) -> list[ReadyItem]:
+    async def prepare(
+        self,
+        request_id: str,
+        items: RequestItems,
+        trace: Trace,
+        *,
+        is_forwarded: bool = False,
+    ) -> list[ReadyItem]:
         """Return the features of all items, in order; missing ones are made.
+
+        Args:
+            is_forwarded: Whether the engine gets these items or others of the request as bytes, so
+                that `keep_bytes` came before, and `enter_forwarded` follows: the bytes stay pinned,
+                and no permit is taken.
 
         Raises:
             InvalidMedia: An item is invalid.
@@ -251,8 +268,10 @@ class ItemStage:
             if unsealed:
                 to_seal = [SealItem(handle, handle.nbytes) for handle in unsealed]
                 sealed += await self._store.seal(request_id, to_seal)
-            found, settled = await self._make(request_id, items, found, trace)
-        if sealed:  # jobs pin the received bytes that they need
+            found, settled = await self._make(
+                request_id, items, found, trace, in_turn=not is_forwarded
+            )
+        if sealed and not is_forwarded:  # jobs pin the received bytes that they need
             await self._store.release(request_id, sealed)
         _count_outcomes(distinct, found, settled, trace)
         ready = {
@@ -279,7 +298,13 @@ class ItemStage:
         return outcomes
 
     async def _make(
-        self, request_id: str, items: RequestItems, found: Sequence[Outcome], trace: Trace
+        self,
+        request_id: str,
+        items: RequestItems,
+        found: Sequence[Outcome],
+        trace: Trace,
+        *,
+        in_turn: bool,
     ) -> tuple[list[Outcome], list[Outcome]]:
         """Reserve space for all features, and have missing ones made.
 
@@ -306,7 +331,7 @@ class ItemStage:
         nbytes |= {item: job.nbytes for item, job in jobs.items()}
         wanted = [jobs.get(item) or Join(item.key) for item in distinct]
         room = [ReserveItem(ObjectKind.FEATURES, nbytes[item]) for item in distinct]
-        outcomes = await self._maker.acquire(request_id, wanted, trace, room=room, in_turn=True)
+        outcomes = await self._maker.acquire(request_id, wanted, trace, room=room, in_turn=in_turn)
         if written:
             await self._store.release(request_id, written)
         keys = [item.key for item in distinct]

@@ -15,7 +15,7 @@ from afferent.types import Modality
 
 declare_stages("read_body", "parse_json", "tokenize", "digest", "into_the_arena", "acquire")
 declare_stages("fetch", "room_for_features", "queue_jobs", "wait_for_a_permit", "first_token")
-declare_stages("wait_for_features", "wait_for_embeddings")
+declare_stages("wait_for_features", "wait_for_embeddings", "convert")
 
 APIS: set[str] = set()
 """Names of the APIs; each is added with its endpoint."""

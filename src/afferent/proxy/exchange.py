@@ -15,6 +15,7 @@ from afferent.admission.gate import Gate
 from afferent.admission.shares import Share
 from afferent.engines.upstream import (
     Headers,
+    RepeatableBody,
     Upstream,
     UpstreamAnswer,
     UpstreamRequest,
@@ -30,6 +31,7 @@ from afferent.proxy.body import BodyReader
 from afferent.proxy.dialects import DIALECTS, NONE, Dialect
 from afferent.proxy.error_answers import without_references
 from afferent.proxy.http_server.exchange import hang_up
+from afferent.proxy.inline_stage import Inlined, InlineStage
 from afferent.proxy.load import LoadReport, LoadReports
 from afferent.proxy.reference_stage import Referenced, ReferenceStage
 from afferent.proxy.request_scope import RequestScope, RequestScopes
@@ -66,6 +68,8 @@ class _Exchange:
     referenced: Referenced = field(default_factory=Referenced)
     urls: Sequence[str] = ()
     """Media handles in place of its media."""
+    inlined: Inlined | None = None
+    """Media that are written into the body."""
     failure: Exception | None = None
     """Error of a body that was passed on while it arrived."""
 
@@ -81,6 +85,11 @@ class _Exchange:
     def share(self) -> Share:
         return self.own.share
 
+    @property
+    def placement(self) -> bytes:
+        """See `UpstreamRequest.placement`."""
+        return (self.inlined or self.referenced).placement
+
 
 class Passage:
     """Proxy of requests to all endpoints; an ASGI application."""
@@ -95,11 +104,18 @@ class Passage:
         access: Access,
         scopes: RequestScopes,
         tenancy: Tenancy,
+        *,
+        inline: InlineStage | None = None,
     ) -> None:
+        """Create it.
+
+        Args:
+            inline: Writes media into bodies, for an upstream that reads no arena.
+        """
         self._store, self._gate, self._upstream, self._stage = store, gate, upstream, stage
         self._settings, self._access, self._scopes = settings, access, scopes
         self._load = LoadReports(store, gate)
-        self._tenancy = tenancy
+        self._tenancy, self._inline = tenancy, inline
         counting.APIS.update({OTHER, *(api.name for api in DIALECTS.values())})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -131,7 +147,7 @@ class Passage:
         self._tenancy.check_path(path_of(request), has_json=_is_json(request))
         if not self._upstream.is_ready:
             raise EngineUnavailable("the engine is not ready; try again")
-        body: bytes | AsyncIterator[bytes] = b""
+        body: bytes | RepeatableBody | AsyncIterator[bytes] = b""
         if _is_json(request):
             body = await self._refer(exchange)
         elif "content-length" in request.headers or "transfer-encoding" in request.headers:
@@ -145,7 +161,7 @@ class Passage:
             target=target_of(exchange.scope),
             headers=headers if trace.root is None else trace.root.carried(headers),
             body=body,
-            keys=exchange.referenced.keys,
+            placement=exchange.placement,
         )
         try:
             async with self._upstream.forward(passed) as answer:
@@ -159,8 +175,10 @@ class Passage:
                 raise exchange.failure from None
             raise
 
-    async def _refer(self, exchange: _Exchange) -> bytes:
-        """Return the body with media handles in place of its media; unchanged without media."""
+    async def _refer(self, exchange: _Exchange) -> bytes | RepeatableBody:
+        """Return the body with media handles in place of its media, or with the media that the
+        upstream reads; unchanged without media.
+        """
         trace, path, tenant = exchange.trace, path_of(exchange.request), exchange.share.tenant
         trace.media = "unknown"
         start_ns = time.monotonic_ns()
@@ -175,7 +193,8 @@ class Passage:
         trace.stage(start_ns, "read_body", copied_nbytes=copied, note=f"{body.nbytes} bytes")
         trace.media, trace.where = "none", "preprocess"
         start_ns = time.monotonic_ns()
-        document = media_locations.find(body.json, path)
+        keeps_form = self._inline is not None
+        document = media_locations.find(body.json, path, keeps_form=keeps_form)
         # Now: the items' memory may be reused soon.
         others = self._others(document, body)
         if not document.places:
@@ -185,6 +204,14 @@ class Passage:
         _check_media(document, body)
         trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))
         trace.media = _media_of(document)
+        if self._inline is not None:
+            inlined = exchange.inlined = await self._inline.read(
+                exchange.id, document, dict(body.media), share=exchange.share, trace=trace
+            )
+            reader.let_others_come()
+            written = inlined.write(document)
+            written = self._tenancy.write(written, path, tenant=tenant, has_media=False)
+            return inlined.body(media_locations.restore(written, others))
         exchange.referenced = await self._stage.refer(
             exchange.id, document, dict(body.media), share=exchange.share, trace=trace
         )
@@ -234,6 +261,8 @@ class Passage:
                 if exchange.is_stream and _is_prelude(held):
                     continue
                 trace.stage(start_ns, "first_byte")
+                if exchange.inlined is not None:
+                    exchange.own.release()  # the upstream has all of the media
                 self._gate.leave(exchange.id)  # if the engine's plugin has not reported it
                 await self._stage.check(exchange.id, referenced)
                 chunk = held

@@ -32,6 +32,7 @@ from afferent.engines.upstream import NameOf, Upstream
 from afferent.errors import ConfigError
 from afferent.items.item import Processor
 from afferent.items.stage import ItemSettings, ItemStage
+from afferent.media.families.reencoded import ReencodedFamily
 from afferent.media.families.registry import fingerprint
 from afferent.media.families.unknown import UnknownFamily
 from afferent.media.headers.probe import Accepted
@@ -46,6 +47,7 @@ from afferent.proxy.http_server.connection import guard
 from afferent.proxy.http_server.origins import is_loopback, own_names
 from afferent.proxy.http_server.server import HttpServer
 from afferent.proxy.http_server.shared import ConnectionLimits
+from afferent.proxy.inline_stage import InlineStage
 from afferent.proxy.item_lookup import ItemLookup
 from afferent.proxy.launch import LEAVE_SIGNAL, FrontendSettings
 from afferent.proxy.prompts import PromptTokens
@@ -246,16 +248,18 @@ async def _hear_of_engine(has_engine: Callable[[], bool]) -> None:
 def _in_front(upstream: Upstream, base: Parts) -> Made:
     """Make the application with an upstream's APIs; media are replaced by media handles."""
     settings, folder, family = base.app_settings, base.folder, base.settings.family
+    tokens = None
     if family is None:
-        processor, tokens = Processor(UnknownFamily(), b""), None
+        processor = Processor(UnknownFamily(), b"")
     else:
         processor = Processor(family, fingerprint(folder, family))
-        tokens = PromptTokens(folder, family)
+        if upstream.reads_arena:
+            tokens = PromptTokens(folder, family)
     config = base.settings.config
     accepted = Accepted.ALL if upstream.takes_any_file else Accepted.KNOWN
     has_embeddings = bool(config.tier) and config.shares[ObjectKind.EMBEDDINGS] > 0
     secret, has_tenants = config.fleet_secret.encode() or upstream.salt_key, base.access.has_tenants
-    tenancy = Tenancy(has_tenants=has_tenants, secret=secret)
+    tenancy = Tenancy(has_tenants=has_tenants, secret=secret, has_salt=upstream.takes_salt)
     if has_tenants and upstream.name_of is not None:
         raise ConfigError(
             "with tenants, items must be named by Afferent, so that tenants share no results: "
@@ -269,8 +273,14 @@ def _in_front(upstream: Upstream, base: Parts) -> Made:
         ahead=Ahead(base.store) if has_embeddings else None,
     )
     scopes = RequestScopes(base.store, base.access, settings)
+    inline = None
+    if not upstream.reads_arena:
+        if not isinstance(family, ReencodedFamily):
+            raise ConfigError("an upstream that reads no arena needs a family of files")
+        inline = InlineStage(base.store, items, upstream, family)
     passage = Passage(
-        *(base.store, base.gate, upstream, stage, settings, base.access, scopes, tenancy)
+        *(base.store, base.gate, upstream, stage, settings, base.access, scopes, tenancy),
+        inline=inline,
     )
     app = UpstreamFrontend(
         passage,

@@ -219,16 +219,25 @@ class Place:
         modality: Modality of the item.
         source: A URL, or the marker of one that was cut out; ``None`` if known by its ``uuid``.
         uuid: Client's name of the item.
+        is_bare: Whether only the base64 of the item is written there, and no URL.
     """
 
     modality: Modality
     source: str | None
     uuid: str | None = None
+    is_bare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Uuid:
     """Client's name of an item; another name may replace it."""
+
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class _MediaType:
+    """Media type of an item, beside its base64."""
 
     place: Place
 
@@ -250,6 +259,7 @@ class Document:
         urls: Sequence[str],
         *,
         names: Sequence[str] | None = None,
+        media_types: Sequence[str] | None = None,
     ) -> bytes:
         """Return the JSON with these URLs in place of its media.
 
@@ -257,6 +267,8 @@ class Document:
             urls: One for each location.
             names: Replacements of the client's names. Without them, the client's names and the
                 options are dropped, as they have been applied.
+            media_types: Media types of the items, of a document that keeps its form. Then only the
+                client's names are dropped.
         """
         if not self.places:
             return self.text
@@ -264,6 +276,8 @@ class Document:
         named = {
             id(place): name for place, name in zip(self.places, names or (), strict=bool(names))
         }
+        types = zip(self.places, media_types or (), strict=bool(media_types))
+        typed = {id(place): media_type for place, media_type in types}
 
         def text(node: object) -> bytes | None:
             match node:
@@ -271,6 +285,8 @@ class Document:
                     return node
                 case Place():
                     return msgspec.json.encode(written[id(node)])
+                case _MediaType(place):
+                    return msgspec.json.encode(typed[id(place)])
                 case _Uuid(place):
                     return msgspec.json.encode(named[id(place)]) if named else None
                 case dict():
@@ -286,16 +302,18 @@ class Document:
             raise TypeError(type(node))
 
         root = self.root
-        if isinstance(root, dict) and self.options and not named:
+        if isinstance(root, dict) and self.options and not named and not typed:
             root = {key: value for key, value in root.items() if key not in OPTION_KEYS}
         return text(root) or b""
 
 
-def find(body: bytes, path: str) -> Document:
+def find(body: bytes, path: str, *, keeps_form: bool = False) -> Document:
     """Find the media of a request.
 
     Args:
         path: Path of the endpoint; if it is not in `TABLE`, all of the body is data.
+        keeps_form: Whether base64 without a URL stays so, for an upstream that gets the media in
+            the body. If not, each item becomes a URL.
 
     Raises:
         InvalidRequest: It is not JSON, in the part that was parsed.
@@ -304,7 +322,7 @@ def find(body: bytes, path: str) -> Document:
     if location is None:
         return Document(body, body, [])
     try:
-        finder = _Finder()
+        finder = _Finder(keeps_form=keeps_form)
         root = finder.open(body, location)
         options: dict[str, bytes] = {}
         is_read_once = path in ONE_PROMPT
@@ -337,8 +355,9 @@ def _has_only_functions(tools: bytes) -> bool:
 class _Finder:
     """Parser that collects media locations, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_form: bool) -> None:
         self.places: list[Place] = []
+        self._keeps_form = keeps_form
 
     def open(self, raw: bytes, location: Location) -> object:
         """Parse a piece of JSON where media are possible; the rest stays unchanged."""
@@ -437,7 +456,9 @@ class _Finder:
         return value
 
     def _audio(self, opened: dict[str, object], value: bytes, *, has_name: bool) -> None:
-        """Parse an audio part with base64, which has no URL: it becomes an ``audio_url`` part."""
+        """Parse an audio part with base64, which has no URL: it becomes an ``audio_url`` part,
+        unless it keeps its form.
+        """
         source: str | None = None
         inner = self._members(value) if value[:1] == b"{" else {}
         data = inner.get("data", b"null")
@@ -449,6 +470,12 @@ class _Finder:
         elif not has_name or data != b"null" or value[:1] not in (b"{", b"n"):
             opened["input_audio"] = value
             return
+        if self._keeps_form:
+            opened["input_audio"] = {
+                **inner,
+                "data": self._place(Modality.AUDIO, source, is_bare=True),
+            }
+            return
         opened["type"] = b'"audio_url"'
         opened["audio_url"] = {"url": self._place(Modality.AUDIO, source)}
 
@@ -459,20 +486,27 @@ class _Finder:
         inner = self._members(value)
         kind = _text(inner.get("type"))
         if kind == "url" and inner.get("url", b"")[:1] == b'"':
-            return {**inner, "url": self._place(Modality.IMAGE, _string.decode(inner["url"]))}
+            return self._as_source(inner, _string.decode(inner["url"]))
         if kind == "base64" and inner.get("data", b"")[:1] == b'"':
             text = _string.decode(inner["data"])
             media_type = _text(inner.get("media_type")) or ""
             source = text if ":" in text else f"data:{media_type};base64,{text}"
-            return {"type": b'"url"', "url": self._place(Modality.IMAGE, source)}
+            return self._as_source({}, source)
         return value
+
+    def _as_source(self, inner: dict[str, bytes], source: str) -> object:
+        """Return the source of an image: a URL, or base64 where documents keep their form."""
+        place = self._place(Modality.IMAGE, source, is_bare=self._keeps_form)
+        if not self._keeps_form:
+            return {**inner, "type": b'"url"', "url": place}
+        return {"type": b'"base64"', "media_type": _MediaType(place), "data": place}
 
     @staticmethod
     def _members(raw: bytes) -> dict[str, bytes]:
         return {key: bytes(value) for key, value in _object.decode(raw).items()}
 
-    def _place(self, modality: Modality, source: str | None) -> Place:
-        place = Place(modality, source)
+    def _place(self, modality: Modality, source: str | None, *, is_bare: bool = False) -> Place:
+        place = Place(modality, source, is_bare=is_bare)
         self.places.append(place)
         return place
 

@@ -78,6 +78,11 @@ class Referenced:
     names: Sequence[str] | None = None
     pinned: dict[ContentKey, Handle] = field(default_factory=dict)
 
+    @property
+    def placement(self) -> bytes:
+        """See `UpstreamRequest.placement`."""
+        return self.keys[0] if self.keys else b""
+
 
 class ReferenceStage:
     """Brings the media of requests into the arena, and creates their media handles."""

@@ -66,15 +66,17 @@ class Tenancy:
     by how fast they are answered.
     """
 
-    def __init__(self, *, has_tenants: bool, secret: bytes) -> None:
+    def __init__(self, *, has_tenants: bool, secret: bytes, has_salt: bool = True) -> None:
         """
         Args:
             has_tenants: Whether tenants are configured. Then requests with the key of no tenant are
                 kept apart as well.
+            has_salt: Whether the upstream takes a ``cache_salt``. If not, tenants share its prefix
+                cache, and only its stored responses are kept apart.
             secret: Key of salts: the same in all servers whose upstreams share caches,
                 and unknown to clients.
         """
-        self.has_tenants, self._secret = has_tenants, secret
+        self.has_tenants, self._secret, self._has_salt = has_tenants, secret, has_salt
 
     def check_path(self, path: str, *, has_json: bool = False) -> None:
         """Refuse endpoints that can't be kept apart, and other spellings of endpoints that are.
@@ -133,7 +135,7 @@ class Tenancy:
             InvalidRequest: A field has to be written, and the body is no JSON object.
             ResponseNotFound: The body continues a stored response, of whichever tenant.
         """
-        is_salted = self.has_tenants and path in SALTED
+        is_salted = self.has_tenants and self._has_salt and path in SALTED
         is_unstored = path == RESPONSES and (self.has_tenants or has_media)
         if not is_salted and not is_unstored:
             return body

@@ -7,8 +7,10 @@ import contextlib
 import hashlib
 import hmac
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+import ssl
+import time
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Self
 
@@ -16,30 +18,36 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
+from afferent.engines.http_upstream.addresses import Address
+from afferent.engines.http_upstream.conversation import conversation_of
+from afferent.engines.http_upstream.placement import (
+    Placement,
+    Prefixes,
+    Replica,
+    RetryBudget,
+    blocks_of,
+)
+from afferent.engines.http_upstream.server import Server
+from afferent.engines.http_upstream.sources import Sources
 from afferent.engines.references import Reference, sign
-from afferent.engines.upstream import NameOf, UpstreamAnswer, UpstreamRequest, UpstreamStats
-from afferent.errors import EngineUnavailable, InvalidRequest
+from afferent.engines.upstream import (
+    NameOf,
+    RepeatableBody,
+    UpstreamAnswer,
+    UpstreamRequest,
+    UpstreamStats,
+)
+from afferent.errors import AfferentError, EngineUnavailable, InvalidRequest
+from afferent.telemetry.registry import counter
 from afferent.types import Modality
 
 log = logging.getLogger(__name__)
 
 _SALT_TAG = b"afferent/salt-key/v1"
 _LOOK_S = 1.0
-_LOOK_TIMEOUT_S = 5.0
-_MOST_UNANSWERED = 3
-"""Health checks in a row without an answer, after which a server is down. A busy server may miss
-one; a frozen server accepts requests and never answers them.
-"""
-_METRICS_TIMEOUT_S = 0.8
-_CONNECT_TIMEOUT_S = 5.0
-_WELL_TIMEOUT_S = 2.0
-_KEEP_ALIVE_S = 3.0
-"""Less than a usual server's (vLLM's: 5), which would close it while a request is in transit."""
-_READ_NBYTES = 1 << 18
-_MORE_LOADED = 4
-"""Excess of running requests, over the least loaded server, up to which a request goes to the
-server that has seen its item.
-"""
+_SOURCES_LOOK_S = 2.0
+_MOST_TRIES = 3
+"""Servers that are tried for a request."""
 _CONNECTIONS = frozenset(
     {
         *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te"),
@@ -53,6 +61,10 @@ _LOCATIONS = frozenset({b"location", b"content-location"})
 """Headers with a URL, which may name a server that a client can't reach."""
 _FAILED = 500
 """Status of an API server when its engine has ended, among other cases."""
+_AGAIN = frozenset({502, 503, 504})
+"""Statuses of a server that has not processed a request: another one may."""
+_FAILURES = frozenset({_FAILED, 502, 504})
+"""Statuses of a server that fails; 503 is usual where there is too much load."""
 _KEYS = frozenset({b"authorization", b"x-api-key"})
 _OF_SOCKETS = b"sec-websocket-"
 """Prefix of further headers about one connection."""
@@ -62,6 +74,21 @@ _SENDABLE_CODES = {None: 1000, 1005: 1000, 1006: 1013}
 later.
 """
 
+RETRIES = counter(
+    "afferent_upstream_retries_total",
+    "Requests that were sent to another server, as one had failed before its answer began",
+)
+EJECTIONS = counter(
+    "afferent_upstream_ejections_total",
+    "Times that a server got no requests for a while, as too many had failed",
+)
+PLACEMENTS = counter(
+    "afferent_upstream_placements_total",
+    "Requests by the choice of their server: the first in the order of their media or text, "
+    "another one as it had its share of the load, or the least loaded one without such an order",
+    choice=("first", "other", "least_loaded"),
+)
+
 
 class ServerTraits:
     """Differences between any HTTP server and one of a certain kind, which overrides them."""
@@ -70,6 +97,14 @@ class ServerTraits:
     """See `Upstream.takes_any_file`."""
     name_of: NameOf | None = None
     """See `Upstream.name_of`."""
+    reads_arena = True
+    """See `Upstream.reads_arena`."""
+    takes_salt = True
+    """See `Upstream.takes_salt`."""
+    needs_health = True
+    """Whether a server takes requests only if ``GET /health`` has the status 200."""
+    has_metrics = True
+    """Whether the servers' metrics belong on this server's page."""
 
     def takes(self, modality: Modality, file: bytes | memoryview | None) -> bool:
         """See `Upstream.takes`."""
@@ -80,103 +115,105 @@ class ServerTraits:
         return None
 
 
-@dataclass(eq=False, slots=True)
-class _Server:
-    """One server; its targets are appended to ``base``."""
+class _Busy(EngineUnavailable):
+    """The server has too much load; another one may have less."""
 
-    url: str
-    base: str
-    session: aiohttp.ClientSession
-    is_ready: bool = False
-    num_running: int = 0
-    num_unanswered: int = 0
 
-    @classmethod
-    def at(cls, url: str) -> Self:
-        if url.startswith("unix:"):
-            connector: aiohttp.BaseConnector = aiohttp.UnixConnector(
-                path=url.removeprefix("unix:"), limit=0, keepalive_timeout=_KEEP_ALIVE_S
-            )
-            base = "http://upstream"
-        else:
-            connector, base = (
-                aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
-                url.rstrip("/"),
-            )
-        session = aiohttp.ClientSession(
-            connector=connector,
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S),
-            read_bufsize=_READ_NBYTES,
-        )
-        return cls(url, base, session)
+@dataclass(frozen=True, slots=True)
+class _Spot:
+    """Wish of a request for a server."""
+
+    key: bytes
+    preferred: str = ""
+    blocks: Sequence[bytes] = ()
 
 
 class HttpClient:
     """HTTP client of an upstream's servers; see `afferent.engines.upstream.Upstream`.
 
-
     Invariants:
-        - A server's ``num_running`` is the number of requests and WebSockets that are open on it.
-        - Only servers with ``is_ready`` get requests; `watch` sets it, and a failed connection or
-          a failed health check clears it.
+        - ``_servers`` and the placement have the same servers.
+        - A server that left the sources is closed when its last request has ended.
     """
 
     def __init__(
         self,
-        servers: Sequence[_Server],
         *,
         title: str,
-        api_key: str,
         secret: bytes,
         traits: ServerTraits,
+        trust: ssl.SSLContext | None = None,
+        route_header: str = "",
     ) -> None:
-        self._servers, self._title, self._secret = servers, title, secret
-        self._traits = traits
-        self._key_header = (b"authorization", f"Bearer {api_key}".encode()) if api_key else None
+        self._title, self._secret = title, secret
+        self._traits, self._trust = traits, trust
+        self._route_header = route_header.lower().encode()
+        self._placement, self._prefixes, self._budget = Placement(), Prefixes(), RetryBudget()
+        self._servers: dict[str, Server] = {}
+        self._watching: dict[str, asyncio.Task[None]] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._has_started = False
 
     @classmethod
     @asynccontextmanager
     async def over(
         cls,
-        urls: Sequence[str],
+        sources: Sources,
         *,
         title: str,
-        api_key: str,
-        secret: bytes,
+        secret: bytes = b"",
         traits: ServerTraits | None = None,
+        trust: ssl.SSLContext | None = None,
+        route_header: str = "",
     ) -> AsyncIterator[Self]:
         """Yield a client of the servers at these addresses, which checks their health.
 
         Args:
             title: Their name in messages.
-            api_key: Sent instead of the client's key, if it is not empty.
             secret: Signs the references.
             traits: Traits of such servers; by default, those of any HTTP server.
+            trust: Certificate authorities of their certificates; ``None``: those of the system.
+            route_header: Header that gets the key of a request's placement, if it is not empty.
         """
-        async with contextlib.AsyncExitStack() as stack:
-            servers = [_Server.at(url) for url in urls]
-            for server in servers:
-                await stack.enter_async_context(server.session)
-            client = cls(
-                servers,
-                title=title,
-                api_key=api_key,
-                secret=secret,
-                traits=traits or ServerTraits(),
-            )
-            watching = asyncio.create_task(client.watch())
-            try:
-                yield client
-            finally:
-                watching.cancel()
-                await asyncio.wait([watching])
+        client = cls(
+            title=title,
+            secret=secret,
+            traits=traits or ServerTraits(),
+            trust=trust,
+            route_header=route_header,
+        )
+        await client.follow(sources)
+        client._has_started = True
+        following = asyncio.create_task(client.keep_following(sources))
+        try:
+            yield client
+        finally:
+            following.cancel()
+            tasks = [*client._watching.values(), *client._leaving]
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait([following, *tasks])
+            for server in client._servers.values():
+                await server.session.close()
 
     @property
     def is_ready(self) -> bool:
-        return any(server.is_ready for server in self._servers)
+        return any(replica.is_ready for replica in self._placement.replicas)
+
+    @property
+    def reads_arena(self) -> bool:
+        """See `Upstream.reads_arena`."""
+        return self._traits.reads_arena
+
+    @property
+    def takes_salt(self) -> bool:
+        """See `Upstream.takes_salt`."""
+        return self._traits.takes_salt
+
+    @property
+    def num_servers(self) -> int:
+        """See `Upstream.num_servers`."""
+        return sum(replica.is_ready for replica in self._placement.replicas)
 
     @property
     def takes_any_file(self) -> bool:
@@ -203,41 +240,97 @@ class HttpClient:
     @asynccontextmanager
     async def forward(self, request: UpstreamRequest) -> AsyncIterator[UpstreamAnswer]:
         """See `Upstream.forward`."""
-        with self._at_work(request.keys) as server:
-            with self._reaching(server):
+        async with AsyncExitStack() as stack:
+            yield await self._answered(request, stack)
+
+    async def _answered(self, request: UpstreamRequest, stack: AsyncExitStack) -> UpstreamAnswer:
+        """Return an answer that has begun, of the first server that gives one.
+
+        A request whose body can be sent again goes to another server after a failure, as long as no
+        byte of an answer has come.
+        """
+        spot, tried = self._spot(request), set[Replica]()
+        self._budget.earn()
+        while True:
+            server = self._choose(spot, tried)
+            tried.add(server.replica)
+            may_retry = (
+                isinstance(request.body, bytes | RepeatableBody)
+                and len(tried) < _MOST_TRIES
+                and self._budget.has_any
+                and self._has_other(tried)
+            )
+            attempt = AsyncExitStack()
+            try:
+                answer = await self._attempt(server, request, spot, attempt, may_retry=may_retry)
+            except EngineUnavailable as error:
+                await attempt.aclose()
+                self._note(server, has_failed=not isinstance(error, _Busy))
+                if not may_retry:
+                    raise
+                RETRIES.labels().inc()
+                self._budget.spend()
+            except BaseException:
+                await attempt.aclose()
+                raise
+            else:
+                stack.push_async_exit(attempt)
+                self._prefixes.note(spot.blocks, server.replica.name)
+                self._note(server, has_failed=answer.status in _FAILURES)
+                return answer
+
+    async def _attempt(
+        self,
+        server: Server,
+        request: UpstreamRequest,
+        spot: _Spot,
+        attempt: AsyncExitStack,
+        *,
+        may_retry: bool,
+    ) -> UpstreamAnswer:
+        attempt.enter_context(self._at_work(server))
+        waiting = server.while_ready() if may_retry else contextlib.nullcontext()
+        with self._reaching(server):
+            async with waiting:
                 answer = await server.session.request(
                     request.method,
                     URL(server.base + request.target, encoded=True),
-                    headers=self._headers(request),
-                    data=request.body or None,
+                    headers=self._headers(request, server, spot),
+                    data=_sendable(request.body),
                     allow_redirects=False,
                 )
-            async with answer:
-                if answer.status == _FAILED and not await _is_well(server):
-                    raise EngineUnavailable(f"{self._title}'s engine has ended; try again")
-                yield UpstreamAnswer(
-                    status=answer.status,
-                    headers=[
-                        (name, _relative(value, server.base))
-                        if name.lower() in _LOCATIONS
-                        else (name, value)
-                        for name, value in answer.raw_headers
-                        if name.lower() not in _OF_ANSWERS
-                    ],
-                    chunks=self._chunks(answer),
-                )
+                await attempt.enter_async_context(answer)
+                first = await answer.content.readany()
+        if answer.status == _FAILED and not await server.is_well():
+            raise EngineUnavailable(f"{self._title}'s engine has ended; try again")
+        if may_retry and answer.status in _AGAIN:
+            busy = f"{self._title} answers with status {answer.status}; try again"
+            raise EngineUnavailable(busy) if answer.status in _FAILURES else _Busy(busy)
+        return UpstreamAnswer(
+            status=answer.status,
+            headers=[
+                (name, _relative(value, server.base))
+                if name.lower() in _LOCATIONS
+                else (name, value)
+                for name, value in answer.raw_headers
+                if name.lower() not in _OF_ANSWERS
+            ],
+            chunks=self._chunks(first, answer),
+        )
 
     @asynccontextmanager
     async def connect(
         self, request: UpstreamRequest, subprotocols: Sequence[str]
     ) -> AsyncIterator[HttpSocket]:
         """See `Upstream.connect`."""
-        with self._at_work(request.keys) as server:
+        spot = _Spot(request.placement)
+        server = self._choose(spot, ())
+        with self._at_work(server):
             with self._reaching(server):
                 try:
                     socket = await server.session.ws_connect(
                         URL(server.base + request.target, encoded=True),
-                        headers=self._headers(request),
+                        headers=self._headers(request, server, spot),
                         protocols=subprotocols,
                         max_msg_size=_MAX_MESSAGE_NBYTES,
                     )
@@ -251,10 +344,13 @@ class HttpClient:
 
     async def metrics(self) -> Sequence[tuple[str, bytes]]:
         """See `Upstream.metrics`."""
-        pages = await asyncio.gather(*map(_page, self._servers))
+        if not self._traits.has_metrics:
+            return []
+        servers = list(self._servers.values())
+        pages = await asyncio.gather(*(server.metrics() for server in servers))
         return [
-            (server.url, page)
-            for server, page in zip(self._servers, pages, strict=True)
+            (server.address.name, page)
+            for server, page in zip(servers, pages, strict=True)
             if page is not None
         ]
 
@@ -262,66 +358,132 @@ class HttpClient:
         """See `Upstream.stats`."""
         return self._traits.stats_of([page for _, page in await self.metrics()])
 
-    async def watch(self) -> None:
-        """Check the health of all servers, again and again, until cancelled."""
-        await asyncio.gather(*map(self._watch, self._servers))
+    # Servers
 
-    async def _watch(self, server: _Server) -> None:
-        timeout = aiohttp.ClientTimeout(total=_LOOK_TIMEOUT_S)
+    async def follow(self, sources: Sources) -> None:
+        """Add the servers that are new in the sources; drain those that have left them."""
+        failed = set(sources.failures)
+        found = await sources.look()
+        for each in sources.failures.keys() - failed:
+            log.warning("%s: %s", self._title, sources.failures[each])
+        for name, address in found.items():
+            if name in self._servers and self._servers[name].address == address:
+                continue
+            if name in self._servers:
+                self._drop(name)
+            self._add(name, address)
+        for name in self._servers.keys() - found.keys():
+            self._drop(name)
+
+    async def keep_following(self, sources: Sources) -> None:
+        """Call `follow` again and again, until cancelled; once, if the sources never change."""
+        while not sources.is_fixed:
+            await asyncio.sleep(_SOURCES_LOOK_S)
+            await self.follow(sources)
+
+    def _add(self, name: str, address: Address) -> None:
+        server = Server(
+            address,
+            self._placement.add(name, is_late=self._has_started),
+            trust=self._trust,
+            needs_health=self._traits.needs_health,
+        )
+        self._servers[name] = server
+        self._watching[name] = asyncio.create_task(self._watch(server))
+
+    def _drop(self, name: str) -> None:
+        server = self._servers.pop(name)
+        self._placement.remove(server.replica)
+        watching = self._watching.pop(name)
+        draining = asyncio.create_task(self._drain(server, watching))
+        self._leaving.add(draining)
+        draining.add_done_callback(self._leaving.discard)
+
+    async def _drain(self, server: Server, watching: asyncio.Task[None]) -> None:
+        """Close a server that has left, when its requests have ended."""
+        log.info("%s has left", self._title, extra={"url": server.address.name})
+        try:
+            while server.replica.num_running:
+                await asyncio.sleep(_LOOK_S)
+        finally:
+            watching.cancel()
+            await server.session.close()
+
+    async def _watch(self, server: Server) -> None:
+        """Check the health of a server again and again, until cancelled."""
         while True:
-            was_ready = server.is_ready
-            try:
-                async with server.session.get(server.base + "/health", timeout=timeout) as answer:
-                    server.is_ready = answer.status == 200
-                    server.num_unanswered = 0
-            except TimeoutError:  # probably busy: a server that does not listen refuses at once
-                server.num_unanswered += 1
-                server.is_ready = server.is_ready and server.num_unanswered < _MOST_UNANSWERED
-            except (aiohttp.ClientError, OSError, RuntimeError):  # or out of threads, for a moment
-                server.is_ready = False
-            if was_ready and not server.is_ready:
-                log.warning("%s is gone", self._title, extra={"url": server.url})
-            elif server.is_ready and not was_ready:
-                log.info("%s answers", self._title, extra={"url": server.url})
+            is_ready = await server.look(self._title)
+            self._placement.set_ready(server.replica, is_ready=is_ready, now_s=time.monotonic())
             await asyncio.sleep(_LOOK_S)
 
-    @contextmanager
-    def _at_work(self, keys: Sequence[bytes]) -> Iterator[_Server]:
-        """Yield the server for a request, and count the request while the context lasts."""
-        server = self._choose(keys)
-        server.num_running += 1
-        try:
-            yield server
-        finally:
-            server.num_running -= 1
+    # Choice
 
-    def _choose(self, keys: Sequence[bytes]) -> _Server:
-        """Return the server that has seen the first item (by hash), unless it has far more load."""
-        ready = [server for server in self._servers if server.is_ready]
-        if not ready:
+    def _spot(self, request: UpstreamRequest) -> _Spot:
+        if request.placement or not isinstance(request.body, bytes) or not request.body:
+            return _Spot(request.placement)
+        if len(self._servers) < 2 and not self._route_header:
+            return _Spot(b"")
+        key, text = conversation_of(request.body)
+        blocks = blocks_of(text)
+        return _Spot(key, self._prefixes.find(blocks), blocks)
+
+    def _choose(self, spot: _Spot, excluded: Collection[Replica]) -> Server:
+        """Return the server for a request.
+
+        Raises:
+            EngineUnavailable: None is ready.
+        """
+        choice = self._placement.choose(
+            spot.key, now_s=time.monotonic(), preferred=spot.preferred, excluded=excluded
+        )
+        if choice is None:
             raise EngineUnavailable(f"{self._title} is not ready; try again")
-        least = min(ready, key=lambda server: server.num_running)
-        if not keys:
-            return least
-        favourite = max(ready, key=lambda server: _weight(keys[0], server.url))
-        is_overloaded = favourite.num_running > least.num_running + _MORE_LOADED
-        return least if is_overloaded else favourite
+        PLACEMENTS.labels(choice.how).inc()
+        return self._servers[choice.replica.name]
+
+    def _has_other(self, tried: Collection[Replica]) -> bool:
+        now_s = time.monotonic()
+        others = (each for each in self._placement.replicas if each not in tried)
+        return any(each.weight(now_s) > 0 for each in others)
+
+    def _note(self, server: Server, *, has_failed: bool) -> None:
+        now_s = time.monotonic()
+        if self._placement.note(server.replica, has_failed=has_failed, now_s=now_s):
+            EJECTIONS.labels().inc()
+            extra = {"url": server.address.name}
+            log.warning("%s fails, and gets no requests for a while", self._title, extra=extra)
 
     @contextmanager
-    def _reaching(self, server: _Server) -> Iterator[None]:
+    def _at_work(self, server: Server) -> Iterator[None]:
+        """Count a request of a server while the context lasts."""
+        server.replica.num_running += 1
+        try:
+            yield
+        finally:
+            server.replica.num_running -= 1
+
+    @contextmanager
+    def _reaching(self, server: Server) -> Iterator[None]:
         """Convert errors of a connection.
 
         Raises:
             EngineUnavailable: The server was not reached.
+            AfferentError: The body raised it while it was sent.
         """
         try:
             yield
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError) as error:  # `TimeoutError` is an `OSError`
+            if isinstance(error.__cause__, AfferentError):  # of the body, such as lost media
+                raise error.__cause__ from error
             is_absent = isinstance(error, aiohttp.ClientConnectorError)
-            server.is_ready = server.is_ready and not is_absent
+            server.replica.is_ready = server.replica.is_ready and not is_absent
             raise EngineUnavailable(f"{self._title} does not answer; try again") from error
 
-    async def _chunks(self, answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    # Messages
+
+    async def _chunks(self, first: bytes, answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        if first:
+            yield first
         try:
             async for chunk in answer.content.iter_any():
                 yield chunk
@@ -329,17 +491,22 @@ class HttpClient:
             went = f"{self._title} went away in the middle of an answer"
             raise EngineUnavailable(went) from error
 
-    def _headers(self, request: UpstreamRequest) -> CIMultiDict[str]:
+    def _headers(self, request: UpstreamRequest, server: Server, spot: _Spot) -> CIMultiDict[str]:
+        key = server.address.api_key
         kept = [
             (name.decode("latin-1"), value.decode("latin-1"))
             for name, value in request.headers
             if (lower := name.lower()) not in _CONNECTIONS
             and not lower.startswith(_OF_SOCKETS)
-            and not (self._key_header is not None and lower in _KEYS)
+            and not (key and lower in _KEYS)
+            and not (spot.key and lower == self._route_header)
         ]
-        if self._key_header is not None:
-            name, value = self._key_header
-            kept.append((name.decode(), value.decode()))
+        if key:
+            kept.append(("authorization", f"Bearer {key}"))
+        if self._route_header and spot.key:
+            kept.append((self._route_header.decode(), spot.key.hex()))
+        if isinstance(request.body, RepeatableBody):
+            kept.append(("content-length", str(request.body.nbytes)))
         return CIMultiDict(kept)
 
 
@@ -376,18 +543,10 @@ class HttpSocket:
         await self._socket.close(code=code)
 
 
-async def _is_well(server: _Server) -> bool:
-    """Whether a server's engine runs; a server that does not answer in time may only be busy."""
-    timeout = aiohttp.ClientTimeout(total=_WELL_TIMEOUT_S)
-    try:
-        async with server.session.get(server.base + "/health", timeout=timeout) as answer:
-            is_well = answer.status == 200
-    except TimeoutError:
-        return True
-    except (aiohttp.ClientError, OSError):
-        is_well = False
-    server.is_ready = server.is_ready and is_well
-    return is_well
+def _sendable(
+    body: bytes | RepeatableBody | AsyncIterator[bytes],
+) -> bytes | AsyncIterator[bytes] | None:
+    return body.chunks() if isinstance(body, RepeatableBody) else body or None
 
 
 def _relative(location: bytes, base: str) -> bytes:
@@ -399,21 +558,3 @@ def _relative(location: bytes, base: str) -> bytes:
     if not rest.startswith(b"/"):
         rest = b"/" + rest
     return b"/." + rest if rest.startswith(b"//") else rest  # two slashes would begin a host
-
-
-async def _page(server: _Server) -> bytes | None:
-    """Return a server's metrics page; ``None`` if it does not answer."""
-    timeout = aiohttp.ClientTimeout(total=_METRICS_TIMEOUT_S)
-    with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-        async with server.session.get(server.base + "/metrics", timeout=timeout) as answer:
-            if answer.status == 200:
-                return await answer.read()
-    return None
-
-
-def _weight(key: bytes, url: str) -> bytes:
-    """Return the weight of a server for a key, by rendezvous hashing.
-
-    A server that is added or removed changes nothing between the others.
-    """
-    return hashlib.blake2b(key + url.encode(), digest_size=8).digest()

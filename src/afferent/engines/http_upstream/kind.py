@@ -14,6 +14,7 @@ from afferent.engines import place
 from afferent.engines.contract import Caller, EnginePlan, EngineProcess, EngineSite, UpstreamKind
 from afferent.engines.http_upstream.launch import ServerProcess
 from afferent.engines.http_upstream.settings import HttpSettings
+from afferent.engines.http_upstream.sources import Sources, source
 from afferent.engines.upstream import Upstream
 from afferent.errors import ConfigError
 from afferent.runtime.sockets import digits_of, new_address
@@ -37,6 +38,10 @@ class HttpLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     urls: tuple[str, ...]
     api_key: str
     secret: bytes
+
+    def sources(self) -> Sources:
+        """Return the sources of the servers' addresses."""
+        return Sources([source(url, api_key=self.api_key) for url in self.urls])
 
 
 SettingsT = TypeVar("SettingsT", bound=HttpSettings)
@@ -71,9 +76,7 @@ class HttpUpstreamKind(UpstreamKind[SettingsT, LinkT]):
         """Return a client of the servers, which checks their health."""
         from afferent.engines.http_upstream.client import HttpClient  # the supervisor needs none
 
-        return HttpClient.over(
-            link.urls, title=self.title or self.name, api_key=link.api_key, secret=link.secret
-        )
+        return HttpClient.over(link.sources(), title=self.title or self.name, secret=link.secret)
 
     def needs_weights(self, settings: SettingsT) -> bool:
         """See `Backend.needs_weights`. A server that runs elsewhere has its own weights."""

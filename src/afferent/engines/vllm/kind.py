@@ -141,9 +141,8 @@ class VllmUpstream(HttpUpstreamKind[VllmSettings, VllmLink]):
         from afferent.engines.vllm.traits import VllmTraits
 
         return HttpClient.over(
-            link.urls,
+            link.sources(),
             title=self.title,
-            api_key=link.api_key,
             secret=link.secret,
             traits=VllmTraits(link.taken, link.hashes),
         )

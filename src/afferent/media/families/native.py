@@ -30,6 +30,7 @@ from afferent.media.families.outside import OutsideFamily
 from afferent.media.families.pixtral import PixtralFamily
 from afferent.media.families.qwen2_audio import Qwen2AudioFamily
 from afferent.media.families.qwen_vl import QwenVlFamily
+from afferent.media.families.reencoded import ReencodedFamily
 from afferent.media.families.whisper import VoxtralFamily, WhisperFamily
 
 NativeFamily = (
@@ -43,6 +44,7 @@ NativeFamily = (
     | PixtralFamily
     | Qwen2AudioFamily
     | QwenVlFamily
+    | ReencodedFamily
     | TiledFamily
     | VoxtralFamily
     | WhisperFamily

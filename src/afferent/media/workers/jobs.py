@@ -10,7 +10,7 @@ from afferent.media.headers.probe import AudioHeader, ImageHeader, MediaHeader, 
 from afferent.telemetry.trace import declare_stages
 from afferent.types import Modality, NonNegative
 
-declare_stages("read_container", "decode", "process")
+declare_stages("read_container", "decode", "write_file", "process")
 
 
 class _Job(Struct, array_like=True, forbid_unknown_fields=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import logging
 import signal
@@ -20,6 +21,7 @@ from afferent.media.decode.audio import decode_audio, probe_audio
 from afferent.media.decode.image import decode_image, read_image_header
 from afferent.media.decode.video import open_video
 from afferent.media.decoded import Media
+from afferent.media.families.reencoded import ReencodedFamily
 from afferent.media.families.registry import AnyFamily
 from afferent.media.headers.probe import AudioHeader, ImageHeader, MediaHeader, VideoHeader
 from afferent.media.workers import sandbox
@@ -140,13 +142,18 @@ class Worker:
     def _process(
         self, family: AnyFamily, media: Media, block: memoryview, spans: list[Span]
     ) -> int:
-        features = family.plan_exactly(media.header)
+        if isinstance(family, ReencodedFamily):
+            with self._span("write_file", spans):
+                features, write = family.making(media)
+        else:
+            features = family.plan_exactly(media.header)
+            write = functools.partial(family.process, media)
         plan = codec.plan(features.tree)
         if plan.nbytes > len(block):
             raise InvalidMedia("the file holds more than its header says")
         with self._span("process", spans, copied_nbytes=plan.nbytes):
             views = codec.lay_out(plan, block)
-            family.process(media, {name: views[name] for name in features.specs})
+            write({name: views[name] for name in features.specs})
         return plan.nbytes
 
     @contextlib.contextmanager

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from afferent.config import Loaded
 from afferent.engines import registry
+from afferent.engines.contract import NO_MODEL
 from afferent.errors import AfferentError, ConfigError
 from afferent.operations.commands.machine import Finding, findings, judged
 from afferent.operations.commands.settings import print_json
@@ -61,7 +62,7 @@ def _examine(args: argparse.Namespace, load: Callable[[], Loaded]) -> Iterator[F
     )
     asked = [
         judged("port", lambda: _port(loaded), "--port with another, or 0 for a free one"),
-        judged("model", lambda: str(model_folder(config))),
+        judged("model", lambda: _model(loaded)),
         judged("engine", lambda: _engine(loaded)),
         *_tier(loaded),
         judged("start", lambda: _start(loaded)),
@@ -105,10 +106,15 @@ def _port(loaded: Loaded) -> str:
     return port.url
 
 
+def _model(loaded: Loaded) -> str:
+    folder = model_folder(loaded)
+    return "known to the engine alone" if folder == NO_MODEL else str(folder)
+
+
 def _engine(loaded: Loaded) -> str:
     config = loaded.config
     kind = registry.find(config.engine)
-    kind.check(model_folder(config), loaded.of(kind.settings_type))
+    kind.check(model_folder(loaded), loaded.of(kind.settings_type))
     return f"{kind.name}: {kind.summary}"
 
 

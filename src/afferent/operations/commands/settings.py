@@ -43,7 +43,7 @@ def check(loaded: Loaded, known: Mapping[str, Setting], *, as_json: bool) -> Non
         print_json({**_resolved(checked), "warnings": warnings})
         return
     where = f"{settings.host}:{settings.port}, with an arena of {checked.arena_nbytes // MiB:,} MiB"
-    print(f"these settings can be served: {checked.folder.name} on {where}")
+    print(f"these settings can be served: {checked.model_name} on {where}")
     for warning in warnings:
         print(f"warning: {warning}")
 

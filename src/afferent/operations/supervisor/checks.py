@@ -15,7 +15,7 @@ import msgspec
 from afferent.config import Loaded, ServeConfig, Settings
 from afferent.config.sizes import format_nbytes
 from afferent.engines import registry
-from afferent.engines.contract import EngineKind, EngineSite, UpstreamKind
+from afferent.engines.contract import NO_MODEL, EngineKind, EngineSite, UpstreamKind
 from afferent.errors import ConfigError, TierUnavailable
 from afferent.media.families import hub
 from afferent.media.families.registry import AnyFamily, describe
@@ -62,7 +62,8 @@ class Checked:
     def model_name(self) -> str:
         """Name of the model in the API."""
         config = self.config
-        own = config.model if hub.is_name(config.model) else self.folder.name
+        is_name = self.folder == NO_MODEL or hub.is_name(config.model)
+        own = config.model if is_name else self.folder.name
         return config.served_model_name[0] if config.served_model_name else own
 
     def site(self, family: AnyFamily | None, *, store_address: str) -> EngineSite:
@@ -100,7 +101,9 @@ def check(loaded: Loaded, *, may_download: bool = False) -> Checked:
         _check_fleet_secret(config, engine)
     settings: Settings = loaded.of(engine.settings_type)
     needs_weights = engine.needs_weights(settings)
-    folder = model_folder(config, needs_weights=needs_weights, may_download=may_download)
+    folder = model_folder(loaded, needs_weights=needs_weights, may_download=may_download)
+    if folder == NO_MODEL and loaded.sources["model"] == "default":
+        config = msgspec.structs.replace(config, model=engine.name)
     engine_nbytes = engine.reserved_nbytes(folder, settings)
     sizes = sizing.choose(config, sizing.Machine.here(), engine_nbytes=engine_nbytes)
     _check_raw_media(loaded, sizes.arena_nbytes)
@@ -108,7 +111,7 @@ def check(loaded: Loaded, *, may_download: bool = False) -> Checked:
     arena.check_available(sizes.arena_nbytes)
     sandbox.check_machine()
     engine.check(folder, settings)
-    family = describe(
+    family: AnyFamily | None = own_family(loaded) or describe(
         folder,
         reference=config.processor == "reference",
         max_sampled_frames=config.max_sampled_frames,
@@ -166,19 +169,34 @@ def _check_raw_media(loaded: Loaded, arena_nbytes: int) -> None:
         )
 
 
-def model_folder(
-    config: ServeConfig, *, needs_weights: bool = True, may_download: bool = False
-) -> Path:
-    """Return the folder of a built-in model, a model on this machine, or one on a hub.
+def own_family(loaded: Loaded) -> AnyFamily | None:
+    """Return the family of an upstream whose model is unknown here; ``None`` for all others.
+
+    Raises:
+        ConfigError: There is no such engine.
+    """
+    engine = registry.find(loaded.config.engine)
+    if not isinstance(engine, UpstreamKind):
+        return None
+    settings: Settings = loaded.of(engine.settings_type)
+    return engine.own_family(settings)
+
+
+def model_folder(loaded: Loaded, *, needs_weights: bool = True, may_download: bool = False) -> Path:
+    """Return the folder of a built-in model, a model on this machine, or one on a hub; `NO_MODEL`
+    if only the engine knows the model.
 
     Args:
-        config: Settings that name the model.
+        loaded: Settings that name the model.
         needs_weights: Whether the weights of a model on a hub are needed.
         may_download: Whether missing files of a model on a hub may be downloaded.
 
     Raises:
         ConfigError: There is no such model.
     """
+    if own_family(loaded) is not None:
+        return NO_MODEL
+    config = loaded.config
     return hub.find_model(
         config.model,
         revision=config.revision,

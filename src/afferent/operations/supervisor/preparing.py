@@ -14,13 +14,13 @@ from typing import Any
 
 from afferent.config import Loaded, ServeConfig
 from afferent.config.loading import service_variable
-from afferent.engines.contract import EnginePlan, UpstreamKind
+from afferent.engines.contract import NO_MODEL, EnginePlan, UpstreamKind
 from afferent.errors import ConfigError, in_a_line
 from afferent.media.families import hub
 from afferent.media.families.adapter import AdapterFamily
 from afferent.media.families.registry import AnyFamily
 from afferent.media.workers.discover import family_of
-from afferent.operations.supervisor.checks import Checked, check, exposure
+from afferent.operations.supervisor.checks import Checked, check, exposure, own_family
 from afferent.operations.supervisor.parts import Part, Plan
 from afferent.runtime.listening import Port
 from afferent.store import arena
@@ -54,7 +54,7 @@ def prepare(loaded: Loaded, owned: ExitStack, say: Say, *, may_download: bool = 
         UnsupportedModel: This model can't be served.
     """
     config = loaded.config
-    if may_download and hub.is_name(config.model):
+    if may_download and hub.is_name(config.model) and own_family(loaded) is None:
         say("model", f"{config.model}: looking in the cache, and on {hub.endpoint()}")
     checked = check(loaded, may_download=may_download)
     config = checked.config
@@ -93,11 +93,17 @@ def prepare(loaded: Loaded, owned: ExitStack, say: Say, *, may_download: bool = 
         inherited=inherited,
     )
     notes += [
-        ("model", f"{checked.model_name} from {checked.folder}"),
+        ("model", _origin(checked)),
         ("engine", f"{checked.engine.name}: {checked.engine.summary}"),
         *(("engine", note) for note in engine.notes),
     ]
     return Prepared(checked=checked, plan=plan, parts=plan.parts(), notes=tuple(notes))
+
+
+def _origin(checked: Checked) -> str:
+    if checked.folder == NO_MODEL:
+        return f"{checked.model_name}, which {checked.engine.name} knows"
+    return f"{checked.model_name} from {checked.folder}"
 
 
 def bind(config: ServeConfig) -> Port:

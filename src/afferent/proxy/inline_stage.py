@@ -1,0 +1,190 @@
+"""Conversion of media locations to media in the body, for an upstream that reads no arena."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from afferent.admission.shares import Share
+from afferent.engines.upstream import Upstream
+from afferent.errors import UnsupportedMedia
+from afferent.items.item import File, ReceivedItem, RequestItems
+from afferent.items.request import ItemRequest, MediaPart
+from afferent.items.stage import ItemStage
+from afferent.keys import PLACEMENT_NBYTES, placement_digest
+from afferent.media.body.raw import RawMedia
+from afferent.media.families.reencoded import FILE, ReencodedFamily
+from afferent.media.headers.media_types import media_type_of
+from afferent.proxy.inline_body import InlineBody, InlineMedia, Markers
+from afferent.proxy.media_locations import Document
+from afferent.proxy.reference_stage import WAYS
+from afferent.store.block import codec
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.telemetry.trace import Trace
+from afferent.types import Handle, Modality
+
+_FRAMES: Final = "video/jpeg"
+
+
+class Inlined:
+    """Media of a request, which are written into its body.
+
+    Attributes:
+        placement: See `UpstreamRequest.placement`.
+    """
+
+    def __init__(
+        self, store: AsyncDaemonStore, media: Sequence[InlineMedia], placement: bytes
+    ) -> None:
+        self._store, self._media, self.placement = store, media, placement
+        self._markers = Markers()
+
+    def write(self, document: Document) -> bytes:
+        """Return the JSON with markers in place of the base64 of the media."""
+        urls = [
+            self._markers[index] if place.is_bare else item.head + self._markers[index]
+            for index, (place, item) in enumerate(zip(document.places, self._media, strict=True))
+        ]
+        return document.write(urls, media_types=[item.media_type for item in self._media])
+
+    def body(self, written: bytes) -> InlineBody:
+        """Return the body of a JSON with markers."""
+        return InlineBody(self._store, self._markers.split(written), self._media)
+
+
+class InlineStage:
+    """Brings the media of requests into the arena, and converts what the upstream does not read."""
+
+    def __init__(
+        self,
+        store: AsyncDaemonStore,
+        items: ItemStage,
+        upstream: Upstream,
+        family: ReencodedFamily,
+    ) -> None:
+        """Create the stage.
+
+        Args:
+            upstream: Says which files the family's replace.
+            family: Family of ``items``.
+        """
+        self._store, self._items, self._upstream = store, items, upstream
+        self._media_type = f"image/{family.format}"
+
+    async def read(
+        self,
+        request_id: str,
+        document: Document,
+        media: dict[str, RawMedia],
+        *,
+        share: Share,
+        trace: Trace,
+    ) -> Inlined:
+        """Return the media for all locations; their objects are pinned under the request.
+
+        Args:
+            media: Media that were cut out of the body; those at a location are removed.
+
+        Raises:
+            InvalidMedia: An item is invalid.
+            UnsupportedMedia: The upstream does not read an item, and it can't be converted.
+            MediaNotCached: An item came by name alone.
+            Unavailable: Try again.
+        """
+        parts = tuple(
+            MediaPart(
+                place.modality,
+                None if place.source is None else media.pop(place.source, place.source),
+                uuid=place.uuid,
+            )
+            for place in document.places
+        )
+        request = ItemRequest(request_id, parts, share)
+        self._items.check_count(request)
+        found = await self._items.read_bytes(request, trace)
+        converted = [item for item in found.distinct if self._is_converted(item)]
+        kept = await self._items.keep_bytes(request_id, found, trace)
+        files = dict(zip(found.in_order, kept, strict=True))
+        inlined = {item: self._as_sent(item, file) for item, file in files.items()}
+        inlined |= await self._convert(request_id, converted, files, trace)
+        machines = max(self._upstream.num_servers, 1)
+        await self._items.enter_forwarded(request_id, found, trace, num_machines=machines)
+        for item in found.in_order:
+            way = "features" if inlined[item].is_features else "bytes"
+            WAYS.labels(item.modality, way).inc()
+        in_order = [inlined[item] for item in found.in_order]
+        return Inlined(self._store, in_order, self._placement(found.in_order[0], files))
+
+    def _is_converted(self, item: ReceivedItem) -> bool:
+        """Whether a file that is made here replaces an item.
+
+        Raises:
+            UnsupportedMedia: It has to, and can't.
+        """
+        file = self._items.sent(item)
+        if item.modality is not Modality.IMAGE or file is None:
+            return False
+        if not self._upstream.takes(item.modality, file):
+            return False
+        if item.is_forwarded:
+            raise UnsupportedMedia(
+                f"the engine does not read {media_type_of(item.modality, file)}, and it can't be "
+                "converted here (--engine-image-formats)"
+            )
+        return True
+
+    async def _convert(
+        self,
+        request_id: str,
+        items: Sequence[ReceivedItem],
+        files: dict[ReceivedItem, File],
+        trace: Trace,
+    ) -> dict[ReceivedItem, InlineMedia]:
+        if not items:
+            return {}
+        in_arena = [_in_arena(item, files[item]) for item in items]
+        found = await self._items.plan(request_id, RequestItems(in_arena), trace)
+        start_ns = time.monotonic_ns()
+        ready = await self._items.prepare(request_id, found, trace, is_forwarded=True)
+        trace.stage(start_ns, "convert", note=f"{len(ready)} images")
+        return {
+            item: InlineMedia(
+                handle=each.handle,
+                start=0,
+                nbytes=self._file_nbytes(each.handle),
+                media_type=self._media_type,
+                is_features=True,
+            )
+            for item, each in zip(items, ready, strict=True)
+        }
+
+    def _file_nbytes(self, handle: Handle) -> int:
+        tree: Any = codec.view(self._store.block(handle))
+        return len(tree[FILE])
+
+    def _as_sent(self, item: ReceivedItem, file: File) -> InlineMedia:
+        handle, where = file
+        is_text = item.raw is not None and item.raw.is_frames
+        head = self._store.block(handle)[where.start : where.start + where.nbytes]
+        return InlineMedia(
+            handle=handle,
+            start=where.start,
+            nbytes=where.nbytes,
+            media_type=_FRAMES if is_text else media_type_of(item.modality, head),
+            is_text=is_text,
+        )
+
+    def _placement(self, item: ReceivedItem, files: dict[ReceivedItem, File]) -> bytes:
+        handle, where = files[item]
+        end = where.start + min(where.nbytes, PLACEMENT_NBYTES)
+        return placement_digest(item.modality, self._store.block(handle)[where.start : end])
+
+
+def _in_arena(item: ReceivedItem, file: File) -> ReceivedItem:
+    """Return an item whose bytes are sealed in the arena."""
+    handle, where = file
+    origin = item.raw.origin if item.raw is not None else "data"
+    raw = RawMedia(origin, where.nbytes, handle=handle, start=where.start, is_sealed=True)
+    return replace(item, copies=(raw,))

@@ -1,0 +1,209 @@
+"""Servers with OpenAI's chat completions in place of engines: all in one thread.
+
+Each answers with its name and what it got: the format, size and first pixel of each image. A test
+may make it fail in several ways.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import io
+import json
+import ssl
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+from PIL import Image
+
+CHAT = "/v1/chat/completions"
+
+
+@dataclass(slots=True)
+class Got:
+    """One request as it was received."""
+
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass(eq=False, slots=True)
+class Replica:
+    """One server, and its behaviour."""
+
+    name: str
+    url: str = ""
+    got: list[Got] = field(default_factory=list)
+    status: int = 200
+    """Status of its answers."""
+    health: int = 200
+    """Status of its health check."""
+    is_frozen: bool = False
+    """Whether it accepts requests, and never answers."""
+    hangs_up: bool = False
+    """Whether it closes the connection in place of an answer."""
+    breaks_off: bool = False
+    """Whether it closes the connection in the middle of an answer."""
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+    may_end: asyncio.Event = field(default_factory=asyncio.Event)
+    num_running: int = 0
+
+    def __post_init__(self) -> None:
+        self.may_answer.set()
+        self.may_end.set()
+
+    def reset(self) -> None:
+        self.got.clear()
+        self.status = self.health = 200
+        self.is_frozen = self.hangs_up = self.breaks_off = False
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if self.is_frozen:
+            await asyncio.sleep(3600)
+        if request.path == "/health":
+            return web.Response(status=self.health)
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        got = Got(request.path, headers, await request.read())
+        self.got.append(got)
+        self.num_running += 1
+        try:
+            return await self._answer(request, got)
+        finally:
+            self.num_running -= 1
+
+    async def _answer(self, request: web.Request, got: Got) -> web.StreamResponse:
+        if self.hangs_up:
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        if self.status != 200:
+            return web.json_response({"error": {"message": self.name}}, status=self.status)
+        await self.may_answer.wait()
+        body = got.json if got.body else {}
+        said = {"replica": self.name, "media": [seen(part) for part in parts_of(body)]}
+        if not body.get("stream"):
+            return web.json_response({"id": "x", "choices": [said_as_choice(said)]})
+        answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await answer.prepare(request)
+        await answer.write(b"data: " + json.dumps(said).encode() + b"\n\n")
+        if self.breaks_off:
+            assert request.transport is not None
+            request.transport.abort()
+            return answer
+        await self.may_end.wait()
+        await answer.write(b"data: [DONE]\n\n")
+        return answer
+
+
+def said_as_choice(said: Any) -> dict[str, Any]:
+    return {"index": 0, "message": {"role": "assistant", "content": json.dumps(said)}}
+
+
+def parts_of(body: Any) -> list[Any]:
+    contents = [message.get("content") for message in body.get("messages", [])]
+    return [
+        part
+        for content in contents
+        if isinstance(content, list)
+        for part in content
+        if part["type"] in ("image_url", "input_audio", "video_url")
+    ]
+
+
+def seen(part: Any) -> Any:
+    """Return what a part has: of an image its format, size and first pixel."""
+    if part["type"] == "input_audio":
+        return {"format": part["input_audio"]["format"], "nbytes": len(_data(part["input_audio"]))}
+    head, _, text = part[part["type"]]["url"].partition(",")
+    data = base64.b64decode(text, validate=True)
+    if part["type"] != "image_url":
+        return {"head": head, "nbytes": len(data)}
+    with Image.open(io.BytesIO(data)) as image:
+        pixel = image.convert("RGB").getpixel((0, 0))
+        return {"head": head, "format": image.format, "size": image.size, "pixel": pixel}
+
+
+def _data(audio: Any) -> bytes:
+    return base64.b64decode(audio["data"], validate=True)
+
+
+class Replicas:
+    """Servers in one thread, which ends with the context."""
+
+    def __init__(self, number: int, *, tls: ssl.SSLContext | None = None) -> None:
+        self.all = [Replica(f"replica-{index}") for index in range(number)]
+        self._tls = tls
+        self._loop = asyncio.new_event_loop()
+
+    @property
+    def urls(self) -> list[str]:
+        return [replica.url for replica in self.all]
+
+    def reset(self) -> None:
+        for replica in self.all:
+            replica.reset()
+
+    def hold(
+        self,
+        *,
+        is_held: bool,
+        replicas: Sequence[Replica] | None = None,
+        in_the_middle: bool = False,
+    ) -> None:
+        """Make servers wait before each answer, or in its middle; or let them answer."""
+
+        def change() -> None:
+            for replica in self.all if replicas is None else replicas:
+                if not is_held:
+                    replica.may_answer.set()
+                    replica.may_end.set()
+                else:
+                    (replica.may_end if in_the_middle else replica.may_answer).clear()
+
+        self._loop.call_soon_threadsafe(change)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Replicas]:
+        started = threading.Event()
+        thread = threading.Thread(target=self._run, args=(started,), daemon=True)
+        thread.start()
+        try:
+            assert started.wait(30)
+            yield self
+        finally:
+            self._loop.call_soon_threadsafe(self._stop.set)
+            thread.join(30)
+
+    def _run(self, started: threading.Event) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._serve(started))
+        self._loop.close()
+
+    async def _serve(self, started: threading.Event) -> None:
+        self._stop = asyncio.Event()
+        runners = [await self._start(replica) for replica in self.all]
+        started.set()
+        await self._stop.wait()
+        for runner in runners:
+            await runner.cleanup()
+
+    async def _start(self, replica: Replica) -> web.AppRunner:
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_route("*", "/{path:.*}", replica.answer)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=self._tls)
+        await site.start()
+        port = runner.addresses[0][1]
+        scheme = "http" if self._tls is None else "https"
+        replica.url = f"{scheme}://127.0.0.1:{port}"
+        return runner

@@ -1,0 +1,155 @@
+"""Real servers with OpenAI's chat completions behind Afferent, compared with themselves alone."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from tests import models
+from tests.end_to_end.replicas import CHAT
+from tests.images import encoded, photo
+from tests.media.media_host import media_host, send
+from tests.server import Server, wait_until
+from tests.vllm.servers import SHAPES, Stock
+
+PYTHON = Path(__file__).parents[2] / ".venv-serve" / "bin" / "python"
+START_TIMEOUT_S = 300.0
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """Run `transformers serve` with a model; yield its URL."""
+    url = f"http://127.0.0.1:{free_port()}"
+    command = [str(PYTHON), "-m", "transformers.cli.transformers", "serve", str(folder)]
+    command += ["--device", "cpu", "--host", "127.0.0.1", "--port", url.rpartition(":")[2]]
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    with (folder / "log").open("w") as log:
+        engine = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        wait_until(lambda: answers(url) or engine.poll() is not None, timeout_s=START_TIMEOUT_S)
+        assert engine.poll() is None, (folder / "log").read_text()
+        yield url
+    finally:
+        engine.terminate()
+        engine.wait(30)
+
+
+def answers(url: str) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"{url}/health", timeout=5).status_code == 200
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    url: str
+    model: str
+
+
+@contextlib.contextmanager
+def transformers_serve(folder: Path) -> Iterator[Engine]:
+    if not PYTHON.exists():
+        pytest.skip("no environment for it: make setup-engines")
+    models.make_llava(folder)
+    with serving(folder) as url:
+        yield Engine(url, str(folder))
+
+
+@contextlib.contextmanager
+def stock_vllm(_: Path) -> Iterator[Engine]:
+    """Run vLLM without Afferent's plugin."""
+    with Stock() as stock:
+        yield Engine(stock.url, str(SHAPES))
+
+
+@pytest.fixture(scope="module", params=[transformers_serve, stock_vllm])
+def engine(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    with request.param(tmp_path_factory.mktemp("engine")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[str]:
+    with media_host({"/a.png": send(FILES["PNG"])}) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def server(engine: Engine, host: str) -> Iterator[Server]:
+    with Server("--engine", "openai", "--engine-url", engine.url, "--fetch-allow", host) as running:
+        yield running
+
+
+PHOTO = photo(90, 70, seed=1)
+FILES = {
+    "PNG": encoded(PHOTO, "PNG"),
+    "WEBP": encoded(PHOTO, "WEBP", lossless=True),
+    "GIF": encoded(PHOTO, "GIF"),
+}
+
+
+def url_of(kind: str) -> str:
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(FILES[kind]).decode()}"
+
+
+def body(engine: Engine, url: str, **more: Any) -> dict[str, Any]:
+    content = [
+        {"type": "text", "text": "What is this?"},
+        {"type": "image_url", "image_url": {"url": url}},
+    ]
+    messages = [{"role": "user", "content": content}]
+    return {"model": engine.model, "messages": messages, "max_tokens": 12, "temperature": 0, **more}
+
+
+def text_of(url: str, asked: dict[str, Any]) -> str:
+    answer = httpx.post(url + CHAT, json=asked, timeout=300)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["message"]["content"])
+
+
+def test_engine_behind_afferent_answers_as_alone(engine: Engine, server: Server) -> None:
+    expected = text_of(engine.url, body(engine, url_of("PNG")))
+    assert expected
+    assert text_of(server.url, body(engine, url_of("PNG"))) == expected
+    assert text_of(server.url, body(engine, url_of("WEBP"))) == expected, "it has the same pixels"
+    other = text_of(engine.url, body(engine, url_of("GIF")))
+    assert text_of(server.url, body(engine, url_of("GIF"))) == other
+
+
+def test_engine_gets_what_was_fetched_here(engine: Engine, server: Server, host: str) -> None:
+    expected = text_of(engine.url, body(engine, url_of("PNG")))
+    assert text_of(server.url, body(engine, f"http://{host}/a.png")) == expected
+
+
+def test_engine_streams(engine: Engine, server: Server) -> None:
+    asked = body(engine, url_of("WEBP"), stream=True)
+    with httpx.stream("POST", server.url + CHAT, json=asked, timeout=300) as answer:
+        lines = [line for line in answer.iter_lines() if line.startswith("data: ")]
+    assert answer.status_code == 200
+    assert len(lines) > 2
+    assert "[DONE]" in lines[-1] or '"finish_reason"' in lines[-1]
+
+
+def test_models_are_those_of_the_engine(engine: Engine, server: Server) -> None:
+    alone, behind = (httpx.get(f"{url}/v1/models", timeout=60) for url in (engine.url, server.url))
+    names = [[each["id"] for each in answer.json()["data"]] for answer in (alone, behind)]
+    assert names[0] == names[1]

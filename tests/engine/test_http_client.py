@@ -1,0 +1,423 @@
+"""The HTTP client of an upstream's servers: retries, ejection, draining, certificates and keys."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import socket
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from afferent.engines.http_upstream import client as client_module
+from afferent.engines.http_upstream import server as server_module
+from afferent.engines.http_upstream.client import EJECTIONS, RETRIES, HttpClient
+from afferent.engines.http_upstream.server import trust_of
+from afferent.engines.http_upstream.sources import Sources, source
+from afferent.engines.openai.settings import OpenAISettings
+from afferent.engines.openai.traits import OpenAITraits
+from afferent.engines.upstream import UpstreamRequest
+from afferent.errors import ConfigError, EngineUnavailable, StoreRestarted
+from tests.end_to_end.replicas import CHAT, Replica, Replicas
+
+KEY = bytes(32)
+WRONG_PIN = "#sha256=" + "00" * 32
+BODY = b'{"messages": [{"role": "user", "content": "hello"}]}'
+
+
+@pytest.fixture(scope="module")
+def replicas() -> Iterator[Replicas]:
+    with Replicas(3).running() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _fresh(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(client_module, "_LOOK_S", 0.05)
+    monkeypatch.setattr(client_module, "_SOURCES_LOOK_S", 0.05)
+    monkeypatch.setattr(server_module, "_LOOK_TIMEOUT_S", 0.2)
+    yield
+    replicas.hold(is_held=False)
+    replicas.reset()
+
+
+class Body:
+    """Body that counts how often it was sent."""
+
+    def __init__(self) -> None:
+        self.num_sent = 0
+
+    @property
+    def nbytes(self) -> int:
+        return len(BODY)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        self.num_sent += 1
+        yield BODY[:10]
+        yield BODY[10:]
+
+
+def request(body: object = BODY, *, placement: bytes = KEY, **headers: str) -> UpstreamRequest:
+    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+    pairs.append((b"content-type", b"application/json"))
+    return UpstreamRequest(
+        method="POST",
+        target=CHAT,
+        headers=pairs,
+        body=body,  # type: ignore[arg-type]
+        placement=placement,
+    )
+
+
+async def asked(client: HttpClient, sent: UpstreamRequest) -> tuple[int, bytes]:
+    async with client.forward(sent) as answer:
+        return answer.status, b"".join([chunk async for chunk in answer.chunks])
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def run(
+    replicas: Replicas,
+    life: Callable[[HttpClient], Awaitable[None]],
+    *,
+    settings: OpenAISettings | None = None,
+    urls: list[str] | None = None,
+) -> None:
+    """Run ``life`` with a client of the servers, once all of them are ready."""
+    settings = settings or OpenAISettings(engine_url=tuple(urls or replicas.urls))
+
+    async def main() -> None:
+        trust = trust_of(settings.engine_ca) if settings.engine_ca else None
+        async with HttpClient.over(
+            Sources(settings.sources()),
+            title="the engine",
+            traits=OpenAITraits(settings),
+            trust=trust,
+            route_header=settings.route_header,
+        ) as client:
+            await until(lambda: all(each.is_ready for each in client._placement.replicas))
+            await life(client)
+
+    asyncio.run(main())
+
+
+def first_of(replicas: Replicas) -> Replica:
+    """Return the server that got the only request."""
+    (found,) = [each for each in replicas.all if each.got]
+    return found
+
+
+async def favourite(client: HttpClient, replicas: Replicas) -> Replica:
+    status, _ = await asked(client, request())
+    assert status == 200
+    found = first_of(replicas)
+    found.got.clear()
+    return found
+
+
+@pytest.mark.parametrize("failure", ["status", "hangs_up"])
+def test_failed_request_goes_to_another_server(replicas: Replicas, failure: str) -> None:
+    async def life(client: HttpClient) -> None:
+        bad = await favourite(client, replicas)
+        bad.status, bad.hangs_up = (503, False) if failure == "status" else (200, True)
+        body = Body()
+        status, text = await asked(client, request(body))
+        assert (status, body.num_sent) == (200, 2)
+        assert bad.name.encode() not in text
+        assert RETRIES.labels().values == [1.0]
+        (other,) = [each for each in replicas.all if each.got and each is not bad]
+        assert other.got[0].body == BODY
+        assert other.got[0].headers["content-length"] == str(len(BODY))
+
+    run(replicas, life)
+
+
+def test_stopped_server_is_left_at_once_and_found_again(replicas: Replicas) -> None:
+    async def life(client: HttpClient) -> None:
+        bad = await favourite(client, replicas)
+        bad.health = 503
+        await until(lambda: sum(each.is_ready for each in client._placement.replicas) == 2)
+        assert (await asked(client, request()))[0] == 200
+        assert not bad.got
+        bad.health = 404  # a server without a health check
+        await until(lambda: all(each.is_ready for each in client._placement.replicas))
+
+    run(replicas, life)
+
+
+def test_all_servers_failing_gives_their_last_answer(replicas: Replicas) -> None:
+    async def life(client: HttpClient) -> None:
+        for each in replicas.all:
+            each.status = 503
+        status, text = await asked(client, request())
+        assert status == 503
+        assert b"replica-" in text
+        assert sum(len(each.got) for each in replicas.all) == 3
+
+    run(replicas, life)
+
+
+def test_body_that_is_streamed_is_not_sent_again(replicas: Replicas) -> None:
+    async def life(client: HttpClient) -> None:
+        (await favourite(client, replicas)).hangs_up = True
+        with pytest.raises(EngineUnavailable):
+            await asked(client, request(Body().chunks()))
+
+    run(replicas, life)
+
+
+def test_answer_that_breaks_off_is_not_asked_again(replicas: Replicas) -> None:
+    async def life(client: HttpClient) -> None:
+        (await favourite(client, replicas)).breaks_off = True
+        with pytest.raises(EngineUnavailable, match="middle of an answer"):
+            await asked(client, request(BODY[:-1] + b', "stream": true}'))
+        assert sum(len(each.got) for each in replicas.all) == 1
+
+    run(replicas, life)
+
+
+def test_request_to_frozen_server_goes_to_another(replicas: Replicas) -> None:
+    async def life(client: HttpClient) -> None:
+        bad = await favourite(client, replicas)
+        replicas.hold(is_held=True, replicas=[bad])
+        waiting = asyncio.create_task(asked(client, request()))
+        await until(lambda: bad.num_running == 1)
+        bad.is_frozen = True  # no health check is answered any more
+        status, text = await asyncio.wait_for(waiting, 30)
+        assert status == 200
+        assert bad.name.encode() not in text
+
+    run(replicas, life)
+
+
+def test_server_with_many_failures_gets_no_requests_for_a_while(replicas: Replicas) -> None:
+    async def life(client: HttpClient) -> None:
+        bad = await favourite(client, replicas)
+        bad.status = 500
+        statuses = [(await asked(client, request()))[0] for _ in range(3)]
+        assert statuses == [500, 500, 500], "an answer of a server that is well is its own"
+        assert EJECTIONS.labels().values == [1.0]
+        assert [(await asked(client, request()))[0] for _ in range(5)] == [200] * 5
+        assert len(bad.got) == 3
+
+    run(replicas, life)
+
+
+def test_client_that_leaves_ends_the_request(replicas: Replicas) -> None:
+    async def life(client: HttpClient) -> None:
+        replicas.hold(is_held=True)
+        waiting = asyncio.create_task(asked(client, request()))
+        await until(lambda: sum(each.num_running for each in replicas.all) == 1)
+        waiting.cancel()
+        await until(lambda: sum(each.num_running for each in replicas.all) == 0)
+        assert sum(each.num_running for each in client._placement.replicas) == 0
+
+    run(replicas, life)
+
+
+def test_server_that_leaves_a_file_is_drained(replicas: Replicas, tmp_path: Path) -> None:
+    file = tmp_path / "engines"
+    file.write_text("\n".join(replicas.urls))
+
+    async def life(client: HttpClient) -> None:
+        leaving = await favourite(client, replicas)
+        replicas.hold(is_held=True, replicas=[leaving])
+        waiting = asyncio.create_task(asked(client, request()))
+        await until(lambda: leaving.num_running == 1)
+        file.write_text("\n".join(url for url in replicas.urls if url != leaving.url))
+        await until(lambda: len(client._servers) == 2)
+        leaving.got.clear()
+        assert (await asked(client, request()))[0] == 200
+        assert not leaving.got
+        replicas.hold(is_held=False)
+        assert leaving.name.encode() in (await waiting)[1], "it has ended its request"
+        await until(lambda: not client._leaving)
+        file.write_text("\n".join(replicas.urls))
+        await until(lambda: sum(each.is_ready for each in client._placement.replicas) == 3)
+
+    run(replicas, life, urls=[f"file:{file}"])
+
+
+def test_turns_of_a_conversation_go_to_one_server(replicas: Replicas) -> None:
+    def turn(user: str, *more: str) -> bytes:
+        texts = [user, *more]
+        messages = ", ".join(f'{{"role": "user", "content": "{text}"}}' for text in texts)
+        return f'{{"messages": [{messages}]}}'.encode()
+
+    async def life(client: HttpClient) -> None:
+        for number in range(8):
+            for body in (turn(f"{number}"), turn(f"{number}", "more"), turn(f"{number}", "x", "y")):
+                await asked(client, request(body, placement=b""))
+            assert first_of(replicas)
+            used.add(first_of(replicas).name)
+            replicas.reset()
+
+    used = set[str]()
+    run(replicas, life)
+    assert len(used) > 1
+
+
+def test_route_header_has_the_key_and_replaces_the_clients(replicas: Replicas) -> None:
+    settings = OpenAISettings(engine_url=(replicas.urls[0],), route_header="X-Session-Id")
+
+    async def life(client: HttpClient) -> None:
+        await asked(client, request(**{"x-session-id": "forged"}))
+        await asked(client, request(placement=b""))
+        await asked(client, request(placement=b""))
+        first, *texts = [got.headers["x-session-id"] for got in replicas.all[0].got]
+        assert first == KEY.hex()
+        assert texts[0] == texts[1] != first
+
+    run(replicas, life, settings=settings)
+
+
+def test_each_server_gets_its_own_key_in_place_of_the_clients(replicas: Replicas) -> None:
+    settings = OpenAISettings(
+        engine_url=tuple(replicas.urls), engine_api_key=("key-0", "key-1", "key-2")
+    )
+
+    async def life(client: HttpClient) -> None:
+        for number in range(12):
+            sent = request(
+                placement=bytes([number]), authorization="Bearer client", **{"x-api-key": "client"}
+            )
+            assert (await asked(client, sent))[0] == 200
+        for number, each in enumerate(replicas.all):
+            assert each.got
+            for got in each.got:
+                assert got.headers["authorization"] == f"Bearer key-{number}"
+                assert "x-api-key" not in got.headers
+
+    run(replicas, life, settings=settings)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a self-signed certificate for 127.0.0.1, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    command += ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    command += ["-subj", "/CN=engine", "-addext", "subjectAltName=IP:127.0.0.1,DNS:engines.test"]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def secure(certificate: Path) -> Iterator[Replicas]:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
+    with Replicas(1, tls=tls).running() as running:
+        yield running
+
+
+def test_certificate_is_verified_by_authority_or_by_its_digest(
+    secure: Replicas, certificate: Path
+) -> None:
+    (url,) = secure.urls
+    der = ssl.PEM_cert_to_DER_cert((certificate / "cert.pem").read_text())
+    pin = hashlib.sha256(der).hexdigest()
+
+    async def life(client: HttpClient) -> None:
+        assert (await asked(client, request()))[0] == 200
+
+    run(secure, life, urls=[f"{url}#sha256={pin}"])
+    ca = str(certificate / "cert.pem")
+    run(secure, life, settings=OpenAISettings(engine_url=(url,), engine_ca=ca))
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each name have the address of the servers."""
+
+    async def addresses(_: Any, __: str, port: int, **___: Any) -> Any:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", addresses)
+
+
+@pytest.mark.usefixtures("names")
+def test_server_of_a_name_is_reached_at_its_address(replicas: Replicas) -> None:
+    port = replicas.urls[0].rpartition(":")[2]
+
+    async def life(client: HttpClient) -> None:
+        assert (await asked(client, request()))[0] == 200
+        assert replicas.all[0].got[0].headers["host"] == f"engines.test:{port}"
+
+    run(replicas, life, urls=[f"dns+http://engines.test:{port}"])
+
+
+@pytest.mark.usefixtures("names")
+def test_certificate_of_a_name_is_verified_at_its_address(
+    secure: Replicas, certificate: Path
+) -> None:
+    port = secure.urls[0].rpartition(":")[2]
+    ca = str(certificate / "cert.pem")
+
+    async def life(client: HttpClient) -> None:
+        assert (await asked(client, request()))[0] == 200
+
+    good = OpenAISettings(engine_url=(f"dns+https://engines.test:{port}",), engine_ca=ca)
+    run(secure, life, settings=good)
+
+
+@pytest.mark.parametrize(
+    ("host", "pin", "is_known"),
+    [
+        ("127.0.0.1", "", False),
+        ("127.0.0.1", "#sha256=" + "00" * 32, True),
+        ("localhost", "", True),
+    ],
+)
+def test_wrong_certificate_gets_no_request(
+    secure: Replicas, certificate: Path, host: str, pin: str, is_known: bool
+) -> None:
+    """It is of an unknown authority, has another digest, or is that of another name."""
+    port = secure.urls[0].rpartition(":")[2]
+    trust = trust_of(str(certificate / "cert.pem")) if is_known else None
+
+    async def main() -> None:
+        sources = Sources([source(f"https://{host}:{port}{pin}")])
+        async with HttpClient.over(sources, title="the engine", trust=trust) as client:
+            (server,) = client._servers.values()
+            assert not await server.look("the engine")
+            with pytest.raises(EngineUnavailable):
+                await asked(client, request())
+        await asyncio.sleep(0.25)  # aiohttp ends a refused TLS connection later, as its docs say
+
+    secure.reset()
+    asyncio.run(main())
+    assert not secure.all[0].got
+
+
+def test_missing_authority_is_a_config_error(tmp_path: Path) -> None:
+    file = tmp_path / "ca.pem"
+    with pytest.raises(ConfigError, match="--engine-ca"):
+        trust_of(str(file))
+    file.write_text("no certificate")
+    with pytest.raises(ConfigError, match="--engine-ca"):
+        trust_of(str(file))
+
+
+def test_error_of_a_body_is_raised_as_it_is_and_no_failure_of_the_server(
+    replicas: Replicas,
+) -> None:
+    class Lost(Body):
+        async def chunks(self) -> AsyncIterator[bytes]:
+            yield BODY[:10]
+            raise StoreRestarted("the media were lost")
+
+    async def life(client: HttpClient) -> None:
+        with pytest.raises(StoreRestarted):
+            await asked(client, request(Lost()))
+        assert all(each.num_failed == 0 for each in client._placement.replicas)
+        assert RETRIES.labels().values == [0.0]
+
+    run(replicas, life)
