@@ -465,7 +465,7 @@ class GoneEngine(ReferenceEngine):
     [
         (
             ["--max-model-len", "1000000"],
-            "--max-model-len 1,000,000 is more than the 4,096 tokens that the model has room for",
+            "--max-model-len 1,000,000 is more than the 32,768 tokens that the model has room for",
         ),
         (
             ["--engine", f"{__name__}:GoneEngine"],

@@ -96,8 +96,7 @@ def pcx() -> str:
         (
             CHAT,
             {"max_tokens": 32_768, "min_tokens": 32_768},
-            "the prompt has 9 tokens and 32768 were asked for; the model has room for 32768 in "
-            "all",
+            "the prompt has 9 tokens and 32768 were asked for; the model has room for 32768 in all",
         ),
         (COMPLETIONS, {"prompt": ["one", "two"]}, "a request has one prompt"),
         # Messages
