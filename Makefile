@@ -195,6 +195,7 @@ train: setup  ## train the built-in model afresh (one and a half hours on two co
 
 evaluate: setup  ## judge the built-in model on images it was never trained on
 	@$(BIN)/python training/evaluate.py src/afferent/builtin/models/shapes $(ARGS)
+	@$(BIN)/python -m tests.end_to_end.form_figures
 
 clean:  ## remove the environment and all caches
 	rm -rf $(VENV) .venv-vllm .venv-clients .venv-ray .venv-schema .venv-serve build dist site src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
