@@ -1,4 +1,4 @@
-"""How often are JSON answers and tool calls of the built-in model right, and how long are they?
+"""Share of right JSON answers and tool calls of the built-in model, and their lengths.
 
     python -m tests.end_to_end.form_figures
 
