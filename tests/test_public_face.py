@@ -21,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 FACES = (
     "afferent",
     "afferent.engines",
+    "afferent.ray",
     "afferent.schedule",
     "afferent.conformance",
 )

@@ -2,7 +2,7 @@
 
     python -m tools.ray_env [FOLDER] [--version 2.50.0]
 
-Ray and its dependencies are installed into this environment alone (240 MB). All other packages are
+Ray and its dependencies are installed into this environment alone (600 MB). All other packages are
 imported from the development environment, which does not change.
 """
 
@@ -19,7 +19,7 @@ from typing import Final
 from tools.vllm_env import packages_of, python_of
 
 FOLDER: Final = Path(__file__).parents[1] / ".venv-ray"
-WANTED: Final = "ray>=2.50"
+WANTED: Final = "ray[data]>=2.50"
 
 
 def make(folder: Path, *wanted: str, alone: Sequence[str] = ()) -> None:
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
     parser.add_argument("--version", help=f"of Ray (without: {WANTED})")
     args = parser.parse_args()
-    make(args.folder, f"ray=={args.version}" if args.version else WANTED)
+    make(args.folder, f"ray[data]=={args.version}" if args.version else WANTED)
 
 
 if __name__ == "__main__":
