@@ -23,6 +23,7 @@ FACES = (
     "afferent.engines",
     "afferent.ray",
     "afferent.schedule",
+    "afferent.vllm",
     "afferent.conformance",
 )
 TAUGHT_BY_EXAMPLE = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -80,7 +80,7 @@ class _Entry(Generic[Ticket]):
 
 def pipeline(
     sources: Iterable[Any], route: Route[Ticket, Result], *, in_flight: int
-) -> Iterator[Result | FailedItem]:
+) -> Generator[Result | FailedItem]:
     """Yield the results of a route in order, with at most ``in_flight`` items submitted."""
     waiting: deque[_Entry[Ticket]] = deque()
     outage = _Outage()
@@ -178,14 +178,14 @@ class Here(Route[Any, ItemFeatures]):
 
 
 @dataclass(frozen=True, slots=True)
-class _InStore:
+class InStore:
     """Item that was submitted to one store, whose successor knows nothing of it."""
 
     steps: StoreSteps
     submitted: Submitted
 
 
-class _ThroughStore(Route[_InStore, Result]):
+class ThroughStore(Route[InStore, Result]):
     """Way through a store.
 
     Invariants: submitted items have at most half of the store's space for features, so that a
@@ -198,7 +198,7 @@ class _ThroughStore(Route[_InStore, Result]):
         self._steps: StoreSteps | None = None
         self._max_nbytes = 0
 
-    def submit(self, source: Any, *, may_wait: bool) -> _InStore:
+    def submit(self, source: Any, *, may_wait: bool) -> InStore:
         data, kind, key = self._workplace.file_of(
             source, self._options.form, self._options.modality
         )
@@ -206,34 +206,34 @@ class _ThroughStore(Route[_InStore, Result]):
         if steps is None or steps.verbs is not store:
             self._max_nbytes = most_submitted_nbytes(store.stat())
             steps = self._steps = self._workplace.steps_over(store)
-        return _InStore(steps, run(steps.submit(data, kind, key=key, may_wait=may_wait)))
+        return InStore(steps, run(steps.submit(data, kind, key=key, may_wait=may_wait)))
 
-    def abandon(self, ticket: _InStore) -> None:
+    def abandon(self, ticket: InStore) -> None:
         ticket.steps.abandon(ticket.submitted)
 
-    def is_full(self, tickets: Iterable[_InStore]) -> bool:
+    def is_full(self, tickets: Iterable[InStore]) -> bool:
         return sum(ticket.submitted.nbytes for ticket in tickets) > self._max_nbytes
 
 
-class Copied(_ThroughStore[ItemFeatures]):
+class Copied(ThroughStore[ItemFeatures]):
     """Way through a store to results in memory of their own."""
 
-    def collect(self, ticket: _InStore) -> ItemFeatures:
+    def collect(self, ticket: InStore) -> ItemFeatures:
         submitted = ticket.submitted
         arrays, prompt = run(ticket.steps.collect(submitted))
         form, tensors = self._options.form, self._options.tensors
         return self._workplace.finished(arrays, prompt, submitted.key, form=form, tensors=tensors)
 
 
-class Shared(_ThroughStore["SharedItem"]):
+class Shared(ThroughStore["SharedItem"]):
     """Way through a store to results that stay there.
 
     It does not wait for space: what fills the store are results that the program keeps.
     """
 
-    def submit(self, source: Any, *, may_wait: bool) -> _InStore:
+    def submit(self, source: Any, *, may_wait: bool) -> InStore:
         return super().submit(source, may_wait=False)
 
-    def collect(self, ticket: _InStore) -> SharedItem:
+    def collect(self, ticket: InStore) -> SharedItem:
         steps, submitted = ticket.steps, ticket.submitted
         return self._workplace.shared(steps.verbs.address, submitted.key, run(steps.pin(submitted)))

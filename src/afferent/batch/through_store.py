@@ -100,7 +100,7 @@ class StoreSteps:
             Unavailable: It could not be made now.
         """
         try:
-            handle = yield from self._settled(submitted)
+            handle = yield from self.settled(submitted)
             return self._copied(submitted.request, handle)
         finally:
             self.verbs.forget(submitted.request)
@@ -113,7 +113,7 @@ class StoreSteps:
             Unavailable: It could not be made now.
         """
         try:
-            handle = yield from self._settled(submitted)
+            handle = yield from self.settled(submitted)
             tree: dict[str, Any] = self.verbs.view_for(submitted.request, handle)
             return tree
         finally:
@@ -160,7 +160,13 @@ class StoreSteps:
         plan = self._model.family.plan(header)
         return header if plan is None else Planned(header, plan)
 
-    def _settled(self, submitted: Submitted) -> Steps[Handle]:
+    def settled(self, submitted: Submitted) -> Steps[Handle]:
+        """Return the handle of the features, which the item's request pins.
+
+        Raises:
+            InvalidMedia: The item can't be used.
+            Unavailable: It could not be made now.
+        """
         outcome = submitted.outcome
         if isinstance(outcome, Pending):
             try:

@@ -40,7 +40,7 @@ Where = str | Callable[[], str]
 
 
 def of_extra(name: str) -> ModuleType:
-    """Import a module that needs the extra ``server``.
+    """Import a module that needs the extra ``decoders``.
 
     Raises:
         ConfigError: The extra is not installed.
@@ -50,7 +50,7 @@ def of_extra(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"Features needs {error.name}: install the decoders with pip install "
-            "'afferent-mm[server]'"
+            "'afferent-mm[decoders]'"
         ) from error
 
 
