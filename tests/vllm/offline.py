@@ -36,6 +36,15 @@ def encoded(seed: int, format: str = "JPEG", size: tuple[int, int] = SMALL) -> b
     return out.getvalue()
 
 
+def deep(seed: int) -> bytes:
+    """Return a PNG with 16 bits of grey, which vLLM reads in its own way."""
+    width, height = SMALL
+    out = io.BytesIO()
+    values = np.random.default_rng(seed).integers(0, 65536, (height, width), np.uint16)
+    Image.fromarray(values).save(out, "PNG")
+    return out.getvalue()
+
+
 def url(data: bytes, kind: str = "jpeg") -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
@@ -73,12 +82,12 @@ def check_chat(llm: LLM, folder: Path) -> None:
         [{"role": "user", "content": "No image."}],
         conversation(f"file://{folder}/0.jpg"),
         [{"role": "user", "content": [image, {"type": "text", "text": "Which colour?"}]}],
-        conversation(url(encoded(30, "BMP"), "bmp")),
-        conversation(url(encoded(31)), url(encoded(30, "BMP"), "bmp")),
+        conversation(url(deep(30), "png")),
+        conversation(url(encoded(31)), url(deep(30), "png")),
     ]
     before = num_made(llm)
     ours = llm.chat(mixed, PARAMETERS, **OPTIONS)
-    assert num_made(llm) == before + 16, num_made(llm) - before
+    assert num_made(llm) == before + 15, "one file comes twice, and vLLM decodes deep grey"
     stock = llm.llm.chat(mixed, PARAMETERS, **OPTIONS)
     assert answers(ours) == answers(stock)
     assert answers(llm.chat(mixed[0], PARAMETERS, **OPTIONS)) == answers(stock[:1])

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 def test_outputs_are_those_of_vllm_for_all_prompts_and_faults() -> None:
     """One engine for all checks: its start takes a minute."""
-    assert run_inside("tests.vllm.offline").endswith("all checked\n")
+    assert "all checked\n" in run_inside("tests.vllm.offline")
 
 
 @pytest.mark.parametrize("block", blocks_of(DOCS / "offline-vllm.md", "python"), ids=["page"])
@@ -32,4 +32,4 @@ def test_the_program_of_the_page_prints_what_it_shows(block: Block, tmp_path: Pa
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert block.printed is not None
-    assert done.stdout.endswith(block.printed)
+    assert block.printed in done.stdout, "between vLLM's own lines"

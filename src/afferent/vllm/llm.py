@@ -371,8 +371,11 @@ class LLM:
     def _accepted(self, images: list[Any] | None) -> list[Any]:
         """Return images of which features here have vLLM's bits; for others vLLM makes its own."""
         for image in images or ():
-            is_file = isinstance(image, bytes | bytearray | memoryview)
-            if not self._taken.takes(Modality.IMAGE, memoryview(image) if is_file else None):
+            file = memoryview(image) if isinstance(image, bytes | bytearray | memoryview) else None
+            try:
+                if not self._taken.takes(Modality.IMAGE, file):
+                    return []
+            except UnsupportedMedia:
                 return []
             if isinstance(image, Image.Image) and image.mode.startswith("I"):
                 return []
