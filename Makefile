@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-clients setup-engines serve test test-vllm test-vllm-families test-clients test-engines test-page quick fuzz storm \
+.PHONY: help setup setup-vllm setup-clients setup-engines serve test test-vllm test-vllm-families test-clients test-engines test-page test-ray quick fuzz storm \
 	soak sweep simulate package wheels schema lint type imports fmt bench bench-ray bench-vllm bench-render mutants \
 	mutation docs check lock audit train evaluate clean
 
@@ -97,6 +97,9 @@ $(VENV)/.page: $(VENV)/.ready pyproject.toml
 	@echo "==> installing what drives a browser"
 	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[page]'
 	@touch $@
+
+test-ray: setup .venv-ray/.ready  ## jobs of Ray, whose processes are killed (five minutes), ARGS="-k killed"
+	@.venv-ray/bin/python -m pytest -q tests/ray --ray $(ARGS)
 
 fuzz: setup  ## feed the readers of foreign bytes with generated ones, ARGS="--minutes 60"
 	@$(BIN)/python -m tests.store.fuzz $(ARGS)

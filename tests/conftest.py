@@ -24,6 +24,7 @@ _OPTIONAL = (
     ("package", "builds the package"),
     ("clients", "needs clients of others (make test-clients)"),
     ("vllm", "needs a real vLLM (make test-vllm)"),
+    ("ray", "needs Ray (make test-ray)"),
     ("page", "needs a browser (make test-page)"),
     ("engines", "needs other engines (make test-engines)"),
 )
@@ -34,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--storm", action="store_true", help="the long form of all storms")
     parser.addoption("--clients", action="store_true", help="also with clients of others")
     parser.addoption("--page", action="store_true", help="the live page in a real browser")
+    parser.addoption("--ray", action="store_true", help="in clusters of Ray")
     parser.addoption("--vllm", action="store_true", help="beside a real vLLM")
     parser.addoption("--engines", action="store_true", help="in front of other real engines")
 

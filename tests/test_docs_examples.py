@@ -51,6 +51,8 @@ TOGETHER = {
     "docs/api.md": "test_the_apis_example",
     "docs/format.md": "test_the_formats_example_runs",
     "docs/metrics.md": "test_a_metric_of_your_own_is_shown",
+    "docs/offline-vllm.md": "tests/vllm/test_offline.py",
+    "docs/ray.md": "tests/ray/test_ray.py",
     "docs/scheduling.md": "test_the_guide_to_scheduling_runs",
     "docs/store.md": "test_the_guide_to_the_store_runs",
     "docs/writing-an-engine.md": "test_the_protocol_of_the_guide_is_the_protocol",

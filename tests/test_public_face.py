@@ -21,7 +21,9 @@ ROOT = Path(__file__).parent.parent
 FACES = (
     "afferent",
     "afferent.engines",
+    "afferent.ray",
     "afferent.schedule",
+    "afferent.vllm",
     "afferent.conformance",
 )
 TAUGHT_BY_EXAMPLE = [

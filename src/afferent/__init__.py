@@ -1,8 +1,8 @@
 """Afferent: the multimodal data plane for LLM serving.
 
-The public interface is ``__all__``, here and in `afferent.engines`, `afferent.schedule` and
-`afferent.conformance`: stable within a minor version, and documented. All other names are private
-by convention, with or without an underscore.
+The public interface is ``__all__``, here and in `afferent.engines`, `afferent.schedule`,
+`afferent.ray`, `afferent.vllm` and `afferent.conformance`: stable within a minor version, and
+documented. All other names are private by convention, with or without an underscore.
 
     >>> import numpy as np
     >>> from afferent import DaemonStore, ItemCache, MiB, StoreServer, keys

@@ -721,7 +721,7 @@ def test_missing_decoders_are_named_with_their_extra(missing: str) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     assert missing in done.stdout
-    assert "afferent-mm[server]" in done.stdout
+    assert "afferent-mm[decoders]" in done.stdout
 
 
 def test_importing_costs_no_decoder() -> None:

@@ -221,7 +221,7 @@ class AsyncFeatures:
             return await in_thread(lambda: features.share(source, modality=modality))
         submitted = await self._submit(steps, source, "compact", modality, space, may_wait=False)
         tree = await self._settled(steps, submitted, steps.pin(submitted), space)
-        return features._workplace.shared(submitted.key, tree)
+        return features._workplace.shared(steps.verbs.address, submitted.key, tree)
 
     async def _submit(
         self,

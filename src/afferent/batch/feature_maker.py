@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 from afferent.batch import progress_bar
 from afferent.batch.item_features import FailedItem, Form, ItemFeatures, Producer, Progress
 from afferent.batch.item_routes import Copied, Here, ResultOptions, Shared, pipeline
-from afferent.batch.workplace import HERE, Workplace, check_form, of_extra
+from afferent.batch.workplace import HERE, Where, Workplace, check_form, of_extra
+from afferent.errors import InvalidMedia, StaleHandle, StoreRestarted, StoreUnavailable
 from afferent.store.block import codec, torch_tensors
 from afferent.types import MiB, Modality
 
@@ -40,7 +41,7 @@ class Features:
         self,
         model: str | os.PathLike[str],
         *,
-        where: str = HERE,
+        where: Where = HERE,
         num_workers: int | None = None,
         backend: Backend | None = None,
         revision: str = "",
@@ -57,6 +58,8 @@ class Features:
                 - ``"here"``: this thread of this process. For files that you trust.
                 - ``"pool"``: confined worker processes of this object, with a store of their own.
                 - the address of a store (a path): the workers of the server that it belongs to.
+                - a function that returns such an address: it is called again when the store is
+                  gone, and pickled in the place of the address, such as `afferent.ray.NodeStores`.
             num_workers: Workers of the pool; ``None``: one for each core.
             backend: Backend of the model's own processor, whose resizing and arithmetic are
                 reproduced, as in ``AutoImageProcessor.from_pretrained(model, backend=...)``.
@@ -103,7 +106,11 @@ class Features:
 
     @property
     def address(self) -> str | None:
-        """Address of the store of the pool or the server; ``None`` in this process."""
+        """Address of the store of the pool or the server; ``None`` in this process.
+
+        Raises:
+            Unavailable: The pool has ended.
+        """
         return self._workplace.address
 
     def plan(
@@ -230,6 +237,47 @@ class Features:
         )
         return progress_bar.shown(results, sources, progress)
 
+    def open(
+        self,
+        item: SharedItem,
+        source: Source | None = None,
+        *,
+        tensors: codec.Library = "numpy",
+        modality: Modality | None = None,
+    ) -> ItemFeatures:
+        """Return the features that any process shared, from the store of this object.
+
+        On another node, after an eviction, or after the end of their store, they are made again of
+        their source, once for all processes that use this store. They are the same, because the
+        key of an item is the digest of its source, its settings and its version.
+
+        Args:
+            item: Reference from a process whose `Features` have the same model and settings.
+            source: The item that it was made of; ``None``: only features of the store are returned.
+            tensors: As for `SharedItem.features`, whose views are returned. In this process
+                (``where="here"``), features that are made again are in memory of their own.
+            modality: As it was for `share`.
+
+        Raises:
+            StaleHandle: They are not in the store, and there is no source.
+            InvalidMedia: Another item, model or setting gives the source another key.
+            Unavailable: They could not be made now; try again.
+        """
+        try:
+            return item.in_store(self.address).features(tensors=tensors)
+        except (StaleHandle, StoreRestarted, StoreUnavailable):
+            if source is None:
+                raise
+        data, kind, key = self._workplace.file_of(source, "compact", modality)
+        if key != item.key:
+            raise InvalidMedia(
+                "the source is not the one that the reference was made of, or it was made with "
+                "another model, other settings or another version"
+            )
+        if self._workplace.where == HERE:
+            return self.make(data, tensors=tensors, modality=kind)
+        return self.share(data, modality=kind).features(tensors=tensors)
+
     def model_inputs(self, features: ItemFeatures, *, device: Any = None) -> dict[str, Any]:
         """Return the arguments of the model's encoder as torch tensors.
 
@@ -269,17 +317,14 @@ class Features:
         check_form(options.form, options.tensors)
         if self._workplace.where == HERE:
             return pipeline(sources, Here(self._workplace, options), in_flight=in_flight)
-        route = Copied(self._workplace.store(), self._workplace, options)
-        return pipeline(sources, route, in_flight=in_flight)
+        return pipeline(sources, Copied(self._workplace, options), in_flight=in_flight)
 
     def _run_shared(
         self, sources: Iterable[Source], modality: Modality | None, *, in_flight: int
     ) -> Iterator[SharedItem | FailedItem]:
-        route = Shared(
-            self._workplace.store(), self._workplace, ResultOptions("compact", "numpy", modality)
-        )
-        return pipeline(sources, route, in_flight=in_flight)
+        options = ResultOptions("compact", "numpy", modality)
+        return pipeline(sources, Shared(self._workplace, options), in_flight=in_flight)
 
 
-def _again(folder: str, where: str, backend: Backend | None, limits: dict[str, Any]) -> Features:
+def _again(folder: str, where: Where, backend: Backend | None, limits: dict[str, Any]) -> Features:
     return Features(folder, where=where, backend=backend, limits=limits)

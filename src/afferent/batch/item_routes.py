@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -20,14 +20,13 @@ from afferent.errors import (
     VersionMismatch,
 )
 from afferent.store.block import codec
-from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.client.steps import run
 from afferent.store.protocol.results import Statistics
 from afferent.types import Modality, ObjectKind
 
 if TYPE_CHECKING:
     from afferent.batch.shared_item import SharedItem
-    from afferent.batch.through_store import Submitted
+    from afferent.batch.through_store import StoreSteps, Submitted
 
 RETRIED_FOR_S: Final = 30.0
 """Time for the restart of a store."""
@@ -81,23 +80,24 @@ class _Entry(Generic[Ticket]):
 
 def pipeline(
     sources: Iterable[Any], route: Route[Ticket, Result], *, in_flight: int
-) -> Iterator[Result | FailedItem]:
+) -> Generator[Result | FailedItem]:
     """Yield the results of a route in order, with at most ``in_flight`` items submitted."""
     waiting: deque[_Entry[Ticket]] = deque()
+    outage = _Outage()
     try:
         for index, source in enumerate(sources):
             while waiting and (
                 len(waiting) >= in_flight
                 or route.is_full(entry.ticket for entry in waiting if entry.ticket is not None)
             ):
-                yield _collected(waiting.popleft(), route)
+                yield _collected(waiting.popleft(), route, outage)
             entry = _submitted(index, source, route, may_wait=not waiting)
             while isinstance(entry.error, StoreFull) and waiting:
-                yield _collected(waiting.popleft(), route)
+                yield _collected(waiting.popleft(), route, outage)
                 entry = _submitted(index, source, route, may_wait=not waiting)
             waiting.append(entry)
         while waiting:
-            yield _collected(waiting.popleft(), route)
+            yield _collected(waiting.popleft(), route, outage)
     finally:
         for entry in waiting:
             if entry.ticket is not None:
@@ -113,18 +113,28 @@ def _submitted(
         return _Entry(index, source, error=error)
 
 
-def _collected(entry: _Entry[Ticket], route: Route[Ticket, Any]) -> Any:
+@dataclass(slots=True)
+class _Outage:
+    """Time until which the items of a batch wait for the store; 0 while it answers."""
+
+    ends_s: float = 0.0
+
+
+def _collected(entry: _Entry[Ticket], route: Route[Ticket, Any], outage: _Outage) -> Any:
     """Return the result of an item; an item that was lost with the store is submitted again."""
-    deadline_s = 0.0
     while True:
         try:
             if entry.ticket is not None:
-                return route.collect(entry.ticket)
+                result = route.collect(entry.ticket)
+                outage.ends_s = 0.0
+                return result
         except AfferentError as error:
             entry.error = error
         why = entry.error or InternalError("nothing was made")
-        deadline_s = deadline_s or time.monotonic() + RETRIED_FOR_S
-        if not is_lost(why) or time.monotonic() > deadline_s:
+        if not is_lost(why):
+            return failed_item(entry.index, entry.source, why)
+        outage.ends_s = outage.ends_s or time.monotonic() + RETRIED_FOR_S
+        if time.monotonic() > outage.ends_s:
             return failed_item(entry.index, entry.source, why)
         time.sleep(RETRY_S)
         entry = _submitted(entry.index, entry.source, route, may_wait=True)
@@ -167,48 +177,63 @@ class Here(Route[Any, ItemFeatures]):
         )
 
 
-class _ThroughStore(Route["Submitted", Result]):
+@dataclass(frozen=True, slots=True)
+class InStore:
+    """Item that was submitted to one store, whose successor knows nothing of it."""
+
+    steps: StoreSteps
+    submitted: Submitted
+
+
+class ThroughStore(Route[InStore, Result]):
     """Way through a store.
 
     Invariants: submitted items have at most half of the store's space for features, so that a
     result that is taken late does not keep the workers idle.
     """
 
-    def __init__(self, store: DaemonStore, workplace: Workplace, options: ResultOptions) -> None:
+    def __init__(self, workplace: Workplace, options: ResultOptions) -> None:
+        workplace.check_store()
         self._workplace, self._options = workplace, options
-        self._steps = workplace.steps_over(store)
-        self._max_nbytes = most_submitted_nbytes(store.stat())
+        self._steps: StoreSteps | None = None
+        self._max_nbytes = 0
 
-    def submit(self, source: Any, *, may_wait: bool) -> Submitted:
+    def submit(self, source: Any, *, may_wait: bool) -> InStore:
         data, kind, key = self._workplace.file_of(
             source, self._options.form, self._options.modality
         )
-        return run(self._steps.submit(data, kind, key=key, may_wait=may_wait))
+        store, steps = self._workplace.store(), self._steps
+        if steps is None or steps.verbs is not store:
+            self._max_nbytes = most_submitted_nbytes(store.stat())
+            steps = self._steps = self._workplace.steps_over(store)
+        return InStore(steps, run(steps.submit(data, kind, key=key, may_wait=may_wait)))
 
-    def abandon(self, ticket: Submitted) -> None:
-        self._steps.abandon(ticket)
+    def abandon(self, ticket: InStore) -> None:
+        ticket.steps.abandon(ticket.submitted)
 
-    def is_full(self, tickets: Iterable[Submitted]) -> bool:
-        return sum(ticket.nbytes for ticket in tickets) > self._max_nbytes
+    def is_full(self, tickets: Iterable[InStore]) -> bool:
+        return sum(ticket.submitted.nbytes for ticket in tickets) > self._max_nbytes
 
 
-class Copied(_ThroughStore[ItemFeatures]):
+class Copied(ThroughStore[ItemFeatures]):
     """Way through a store to results in memory of their own."""
 
-    def collect(self, ticket: Submitted) -> ItemFeatures:
-        arrays, prompt = run(self._steps.collect(ticket))
+    def collect(self, ticket: InStore) -> ItemFeatures:
+        submitted = ticket.submitted
+        arrays, prompt = run(ticket.steps.collect(submitted))
         form, tensors = self._options.form, self._options.tensors
-        return self._workplace.finished(arrays, prompt, ticket.key, form=form, tensors=tensors)
+        return self._workplace.finished(arrays, prompt, submitted.key, form=form, tensors=tensors)
 
 
-class Shared(_ThroughStore["SharedItem"]):
+class Shared(ThroughStore["SharedItem"]):
     """Way through a store to results that stay there.
 
     It does not wait for space: what fills the store are results that the program keeps.
     """
 
-    def submit(self, source: Any, *, may_wait: bool) -> Submitted:
+    def submit(self, source: Any, *, may_wait: bool) -> InStore:
         return super().submit(source, may_wait=False)
 
-    def collect(self, ticket: Submitted) -> SharedItem:
-        return self._workplace.shared(ticket.key, run(self._steps.pin(ticket)))
+    def collect(self, ticket: InStore) -> SharedItem:
+        steps, submitted = ticket.steps, ticket.submitted
+        return self._workplace.shared(steps.verbs.address, submitted.key, run(steps.pin(submitted)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -19,6 +20,8 @@ from afferent.store.client.steps import run
 from afferent.types import Modality
 
 _TIMEOUT_S = 60.0
+_WORKERS_WITHIN_S = 5.0
+_POLL_S = 0.02
 _SIZE = (97, 61)
 _NUM_SAMPLES = 16_000
 _NAME = "features-check"
@@ -69,6 +72,9 @@ def _random_item(model: MediaModel) -> DecodedImage | DecodedAudio:
 
 def _by_server(model: MediaModel, address: str, data: memoryview) -> dict[str, Array]:
     with DaemonStore(address, name=_NAME, writable=True) as store:
+        deadline_s = time.monotonic() + _WORKERS_WITHIN_S
+        while store.stat().num_workers == 0 and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)  # they start, or are started again
         if store.stat().num_workers == 0:
             raise ConfigError(
                 f"the store {address} has no preprocess workers: it is not a server's, or the "

@@ -92,6 +92,13 @@ class SharedItem:
             views, prompt=tuple(tree[_PROMPT]), form="compact", made_by=self.made_by, key=self.key
         )
 
+    def in_store(self, address: str | None) -> Self:
+        """Return the reference to equal features in another store; ``None``: in the same one."""
+        if address in (None, self._address):
+            return self
+        is_own = self.made_by == "transformers"
+        return type(self)(encode(_Packed(address or "", self.key, self.nbytes, is_own)))
+
     def release(self) -> None:
         """Release this object's own pin; views that it has returned keep theirs."""
         self._tree = None

@@ -69,7 +69,7 @@ class StoreSteps:
         Args:
             timeout_s: Longest wait for the features of one item.
         """
-        self._verbs, self._model, self._timeout_s = verbs, model, timeout_s
+        self.verbs, self._model, self._timeout_s = verbs, model, timeout_s
 
     def submit(
         self, data: memoryview, modality: Modality, *, key: ContentKey, may_wait: bool
@@ -89,7 +89,7 @@ class StoreSteps:
         try:
             return (yield from self._begin(request, data, modality, key, may_wait=may_wait))
         except BaseException:
-            self._verbs.forget(request)
+            self.verbs.forget(request)
             raise
 
     def collect(self, submitted: Submitted) -> Steps[tuple[dict[str, Array], Prompt]]:
@@ -100,10 +100,10 @@ class StoreSteps:
             Unavailable: It could not be made now.
         """
         try:
-            handle = yield from self._settled(submitted)
+            handle = yield from self.settled(submitted)
             return self._copied(submitted.request, handle)
         finally:
-            self._verbs.forget(submitted.request)
+            self.verbs.forget(submitted.request)
 
     def pin(self, submitted: Submitted) -> Steps[dict[str, Any]]:
         """Return the tree of the features, pinned for as long as its arrays live.
@@ -113,15 +113,15 @@ class StoreSteps:
             Unavailable: It could not be made now.
         """
         try:
-            handle = yield from self._settled(submitted)
-            tree: dict[str, Any] = self._verbs.view_for(submitted.request, handle)
+            handle = yield from self.settled(submitted)
+            tree: dict[str, Any] = self.verbs.view_for(submitted.request, handle)
             return tree
         finally:
-            self._verbs.forget(submitted.request)  # the tree's arrays get a pin of their own
+            self.verbs.forget(submitted.request)  # the tree's arrays get a pin of their own
 
     def abandon(self, submitted: Submitted) -> None:
         """Release an item that is not collected; never fails."""
-        self._verbs.forget(submitted.request)
+        self.verbs.forget(submitted.request)
 
     def _begin(
         self,
@@ -144,7 +144,7 @@ class StoreSteps:
         nbytes = planned.plan.nbytes
         queued = Queue(key, ObjectKind.FEATURES, nbytes, [raw], encode(make), cost_us(make))
         outcome: Outcome
-        (outcome,) = yield self._verbs.acquire(request, [queued])
+        (outcome,) = yield self.verbs.acquire(request, [queued])
         if isinstance(outcome, Failed):
             raise outcome.failure.error()
         # The request keeps its pin on the file until it ends: one message less for each item.
@@ -160,11 +160,17 @@ class StoreSteps:
         plan = self._model.family.plan(header)
         return header if plan is None else Planned(header, plan)
 
-    def _settled(self, submitted: Submitted) -> Steps[Handle]:
+    def settled(self, submitted: Submitted) -> Steps[Handle]:
+        """Return the handle of the features, which the item's request pins.
+
+        Raises:
+            InvalidMedia: The item can't be used.
+            Unavailable: It could not be made now.
+        """
         outcome = submitted.outcome
         if isinstance(outcome, Pending):
             try:
-                (outcome,) = yield self._verbs.wait(
+                (outcome,) = yield self.verbs.wait(
                     submitted.request, [submitted.key], timeout_s=self._timeout_s
                 )
             except NotPermitted as error:  # the store does not know that we have acquired it
@@ -172,7 +178,7 @@ class StoreSteps:
         return _handle_of(outcome)
 
     def _copied(self, request: str, handle: Handle) -> tuple[dict[str, Array], Prompt]:
-        tree = self._verbs.view_for(request, handle)
+        tree = self.verbs.view_for(request, handle)
         prompt = tuple(tree.pop("prompt"))
         return {name: np.array(view) for name, view in tree.items()}, prompt
 
@@ -182,14 +188,14 @@ class StoreSteps:
         space = [ReserveItem(ObjectKind.RAW, len(data))]
         if isinstance(planned, Planned):
             space.append(ReserveItem(ObjectKind.FEATURES, planned.plan.nbytes))
-        yield self._verbs.reserve(request, space, timeout_s=_WAIT_FOR_SPACE_S)
+        yield self.verbs.reserve(request, space, timeout_s=_WAIT_FOR_SPACE_S)
 
     def _write(self, request: str, data: memoryview) -> Steps[Handle]:
-        (handle,) = yield self._verbs.create(request, [CreateItem(ObjectKind.RAW, len(data))])
-        target = np.frombuffer(self._verbs.block(handle), np.uint8)
+        (handle,) = yield self.verbs.create(request, [CreateItem(ObjectKind.RAW, len(data))])
+        target = np.frombuffer(self.verbs.block(handle), np.uint8)
         np.copyto(target, np.frombuffer(data, np.uint8))
         del target
-        sealed: list[Handle] = yield self._verbs.seal(request, [SealItem(handle, len(data))])
+        sealed: list[Handle] = yield self.verbs.seal(request, [SealItem(handle, len(data))])
         return sealed[0]
 
     def _ask(
@@ -198,12 +204,12 @@ class StoreSteps:
         """Have a worker make a plan."""
         key = keys.frame(_PLAN_TAG, item)
         asked = Queue(key, ObjectKind.RECORDS, PLAN_NBYTES, inputs, encode(job), cost_us(job))
-        (outcome,) = yield self._verbs.acquire(request, [asked])
+        (outcome,) = yield self.verbs.acquire(request, [asked])
         if isinstance(outcome, Pending):
-            (outcome,) = yield self._verbs.wait(request, [key], timeout_s=self._timeout_s)
+            (outcome,) = yield self.verbs.wait(request, [key], timeout_s=self._timeout_s)
         handle = _handle_of(outcome)
-        planned = decode(planned_decoder, self._verbs.block(handle))
-        self._verbs.unpin(request, [handle])
+        planned = decode(planned_decoder, self.verbs.block(handle))
+        self.verbs.unpin(request, [handle])
         return planned
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -35,9 +35,12 @@ _ITEM_TIMEOUT_S: Final = 180.0
 _SERVERS_IN_FLIGHT: Final = 16
 _FOR_EACH_WORKER: Final = 4
 
+Where = str | Callable[[], str]
+"""A place by its name or address, or a function that returns the address of a store."""
+
 
 def of_extra(name: str) -> ModuleType:
-    """Import a module that needs the extra ``server``.
+    """Import a module that needs the extra ``decoders``.
 
     Raises:
         ConfigError: The extra is not installed.
@@ -47,7 +50,7 @@ def of_extra(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"Features needs {error.name}: install the decoders with pip install "
-            "'afferent-mm[server]'"
+            "'afferent-mm[decoders]'"
         ) from error
 
 
@@ -70,7 +73,7 @@ class Workplace:
         self,
         model: str | os.PathLike[str],
         *,
-        where: str,
+        where: Where,
         num_workers: int | None,
         backend: Backend | None,
         revision: str,
@@ -101,19 +104,29 @@ class Workplace:
             )
         elif where != HERE:
             servers = of_extra("afferent.batch.server_check")
-            self.model = servers.matching_model(self.model, where, backend=backend)
+            self.model = servers.matching_model(self.model, self.address, backend=backend)
 
     @property
     def address(self) -> str | None:
-        """Address of the store of the pool or the server; ``None`` in this process."""
+        """Address of the store of the pool or the server; ``None`` in this process.
+
+        Raises:
+            Unavailable: The pool has ended.
+        """
         if self._pool is not None:
+            self._pool.check()
             return self._pool.address
+        if callable(self.where):
+            store, pid = self._opened.store, self._opened.pid
+            is_open = store is not None and store.is_open and pid == os.getpid()
+            return store.address if store is not None and is_open else self.where()
         return None if self.where == HERE else self.where
 
     @property
-    def arguments(self) -> tuple[str, str, Backend | None, dict[str, Any]]:
+    def arguments(self) -> tuple[str, Where, Backend | None, dict[str, Any]]:
         """Arguments of the same in another process, which uses the pool of this one."""
-        return str(self.folder), self.address or HERE, self._backend, self._limits
+        where = self.where if callable(self.where) else self.address or HERE
+        return str(self.folder), where, self._backend, self._limits
 
     def num_in_flight(self, given: int | None) -> int:
         """Return the most items that are taken before their results are.
@@ -128,29 +141,45 @@ class Workplace:
         usual = self._num_workers * _FOR_EACH_WORKER if self._pool else _SERVERS_IN_FLIGHT
         return given or usual
 
-    def store(self) -> DaemonStore:
-        """Return this process's connection; a forked process opens its own.
+    def check_store(self) -> None:
+        """Check that there is a store, or will be one again.
 
         Raises:
-            ConfigError: There is no store.
-            NotPermitted: It was closed.
-            Unavailable: The store is gone, or the pool has ended.
+            ConfigError: There is none.
+            NotPermitted: This object was closed.
+            Unavailable: The pool has ended.
         """
-        address = self.address
-        if address is None:
+        if self.where == HERE:
             raise ConfigError(
                 "share and share_many need a store: Features(model, where='pool'), or the address "
                 "of a server's store"
             )
+        if self._is_closed:
+            raise NotPermitted("this Features is closed")
+        self._check_pool()
+
+    def store(self) -> DaemonStore:
+        """Return this process's connection; a forked process opens its own.
+
+        If the store of a function's address is gone, the function is called again.
+
+        Raises:
+            NotPermitted: This object was closed.
+            Unavailable: The store is gone, or the pool has ended.
+        """
         with self._lock:
-            if self._is_closed:
-                raise NotPermitted("this Features is closed")
-            self._check_pool()
-            if self._opened.store is None or self._opened.pid != os.getpid():
-                store = DaemonStore(address, name=STORE_NAME, writable=True)
-                self._opened = _Opened(os.getpid(), store)
-                return store
-            return self._opened.store
+            self.check_store()
+            former = self._opened.store if self._opened.pid == os.getpid() else None
+            if former is not None and (former.is_open or not callable(self.where)):
+                return former
+            address = self.address or ""
+            if former is not None:
+                if former.address == address:  # it reconnects by itself
+                    return former
+                former.close()
+            store = DaemonStore(address, name=STORE_NAME, writable=True)
+            self._opened = _Opened(os.getpid(), store)
+            return store
 
     def steps_over(self, verbs: Any) -> StoreSteps:
         """Return the steps of items over the verbs of a store."""
@@ -200,11 +229,11 @@ class Workplace:
             arrays = {name: torch_tensors.as_tensor(each) for name, each in arrays.items()}
         return ItemFeatures(arrays, prompt=prompt, form=form, made_by=made_by, key=key)
 
-    def shared(self, key: ContentKey, tree: dict[str, Any]) -> SharedItem:
-        """Return the reference to a tree of pinned views."""
+    def shared(self, address: str, key: ContentKey, tree: dict[str, Any]) -> SharedItem:
+        """Return the reference to a tree of pinned views of a store."""
         from afferent.batch.shared_item import SharedItem
 
-        return SharedItem.pinned(self.address or "", key, tree, self.model.producer("compact"))
+        return SharedItem.pinned(address, key, tree, self.model.producer("compact"))
 
     def _check_pool(self) -> None:
         if self._pool is not None:

@@ -13,6 +13,8 @@ STORE: Final = "AFFERENT_STORE_PATH"
 """The store's address: a path."""
 SECRET: Final = "AFFERENT_STORE_SECRET"  # noqa: S105 - its name
 """Secret in hexadecimal; without it, the secret is in the file beside the store's path."""
+OFFLINE: Final = "AFFERENT_OFFLINE"
+"""Set in a program with an engine of its own: vLLM also takes media that are no references."""
 SUPERVISED: Final = "AFFERENT_SUPERVISED"
 """Set where the server started vLLM: its processes then end with one another."""
 SECRET_SUFFIX: Final = ".secret"  # noqa: S105 - of its file's name
@@ -52,6 +54,11 @@ def required_store() -> Place:
     if (where := find_store()) is None:
         raise ConfigError(f"{STORE} is not set")
     return where
+
+
+def is_offline() -> bool:
+    """Whether this process is a program with an engine of its own, or belongs to one."""
+    return bool(os.environ.get(OFFLINE))
 
 
 def find_store() -> Place | None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-from afferent.engines.references import Run
+import numpy as np
+
+from afferent.engines.references import FeaturesReference, Of, Run
 from afferent.media.families.family import Family, MediaTokens
 from afferent.media.families.plan import Prompt
+from afferent.media.families.registry import POSITION_FEATURES
 from afferent.media.families.tokenizer import read_tokenizer
-from afferent.types import Modality
+from afferent.types import ContentKey, Handle, Modality
 
 _MAX_KNOWN = 4096
 
@@ -31,6 +36,37 @@ class PromptTokens:
     def of(self, modality: Modality) -> MediaTokens:
         return self._tokens[modality]
 
+    def reference(
+        self,
+        modality: Modality,
+        tree: Mapping[str, Any],
+        prompt: Prompt,
+        *,
+        key: ContentKey,
+        handle: Handle,
+        expires_s: float,
+        of: Of,
+        alias: bytes = b"",
+    ) -> FeaturesReference:
+        """Return the reference to an item.
+
+        Args:
+            tree: Its features, as they are in the block of ``handle``.
+        """
+        tokens = self._tokens[modality]
+        return FeaturesReference(
+            modality=modality,
+            key=key,
+            handle=handle,
+            marker=tokens.marker,
+            embed=tokens.embed,
+            prompt=self.runs(modality, prompt),
+            small=_small(tree),
+            expires_s=expires_s,
+            of=of,
+            alias=alias,
+        )
+
     def _runs(self, modality: Modality, prompt: Prompt) -> tuple[Run, ...]:
         tokens: list[Run] = []
         for piece in prompt:
@@ -43,3 +79,12 @@ class PromptTokens:
             (token, sum(number for _, number in group))
             for token, group in groupby(tokens, key=lambda run: run[0])
         )
+
+
+def _small(tree: Mapping[str, Any]) -> dict[str, list[int | float] | int | float]:
+    """Return the position features of one item."""
+    return {
+        name: np.asarray(tree[name])[0].tolist()
+        for name in POSITION_FEATURES
+        if name in tree and len(tree[name]) == 1
+    }

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
 from msgspec import Meta, Struct
 
 from afferent.admission.shares import Share
@@ -29,7 +28,6 @@ from afferent.items.request import ItemRequest, MediaPart
 from afferent.items.stage import ItemStage
 from afferent.keys import frame
 from afferent.media.body.raw import RawMedia
-from afferent.media.families.registry import POSITION_FEATURES
 from afferent.proxy.media_locations import Document
 from afferent.proxy.prompts import PromptTokens
 from afferent.store.block import codec
@@ -256,15 +254,13 @@ class ReferenceStage:
         references: list[FeaturesReference] = []
         for part, item in zip(request.media, ready, strict=True):
             WAYS.labels(part.modality, "features").inc()
-            tokens = self._tokens.of(part.modality)
-            reference = FeaturesReference(
-                modality=part.modality,
+            tree: Any = codec.view(self._store.block(item.handle))
+            reference = self._tokens.reference(
+                part.modality,
+                tree,
+                item.prompt,
                 key=item.key,
                 handle=item.handle,
-                marker=tokens.marker,
-                embed=tokens.embed,
-                prompt=self._tokens.runs(part.modality, item.prompt),
-                small=_small(codec.view(self._store.block(item.handle))),
                 expires_s=expires_s,
                 of=self._of(request, len(references)),
                 alias=item.alias,
@@ -325,12 +321,3 @@ def _without(request: ItemRequest, found: RequestItems) -> ItemRequest:
         for part, item in zip(request.media, found.in_order, strict=True)
     )
     return replace(request, media=media)
-
-
-def _small(tree: Any) -> dict[str, list[int | float] | int | float]:
-    """Return the position features of one item."""
-    return {
-        name: np.asarray(tree[name])[0].tolist()
-        for name in POSITION_FEATURES
-        if name in tree and len(tree[name]) == 1
-    }

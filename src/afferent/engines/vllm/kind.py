@@ -72,12 +72,7 @@ class VllmUpstream(HttpUpstreamKind[VllmSettings, VllmLink]):
 
     def takes_features(self, model_folder: Path, settings: VllmSettings) -> bool:
         """See `UpstreamKind.takes_features`."""
-        if _told(settings) & _OTHERWISE or _is_in_mistrals_format(model_folder):
-            return False
-        model_type = read_json(model_folder / "config.json").get("model_type")
-        if not isinstance(model_type, str):
-            return False
-        return model_type in engine_facts(model_type).compared_with.get(self.name, ())
+        return not _told(settings) & _OTHERWISE and takes_features_of(model_folder)
 
     def check(self, model_folder: Path, settings: VllmSettings) -> None:
         """See `Backend.check`."""
@@ -146,6 +141,16 @@ class VllmUpstream(HttpUpstreamKind[VllmSettings, VllmLink]):
             secret=link.secret,
             traits=VllmTraits(link.taken, link.hashes),
         )
+
+
+def takes_features_of(folder: Path) -> bool:
+    """Return whether vLLM takes features of a model, if its arguments do not change them."""
+    if _is_in_mistrals_format(folder):
+        return False
+    model_type = read_json(folder / "config.json").get("model_type")
+    if not isinstance(model_type, str):
+        return False
+    return model_type in engine_facts(model_type).compared_with.get(VllmUpstream.name, ())
 
 
 def _is_in_mistrals_format(folder: Path) -> bool:

@@ -116,6 +116,11 @@ class AsyncDaemonStore(Verbs):
         return self._arena.nbytes
 
     @property
+    def address(self) -> str:
+        """Address of the daemon, for other processes."""
+        return self._where.address
+
+    @property
     def client_number(self) -> int:
         return self._connection.client
 

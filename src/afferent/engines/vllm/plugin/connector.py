@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 
-from afferent.engines.references import FeaturesReference, Reference
+from afferent.engines import place
+from afferent.engines.references import SCHEME, FeaturesReference, Reference
 from afferent.engines.vllm.plugin import names
 from afferent.engines.vllm.plugin.arena import Gone, arena
 from afferent.engines.vllm.plugin.labels import labelled
@@ -35,6 +36,8 @@ class ArenaConnector(MediaConnector):
         Raises:
             ValueError: It is no reference, or is no longer valid; a client's error to vLLM.
         """
+        if place.is_offline() and not url.startswith(SCHEME):  # a program's own media
+            return super().load_from_url(url, media_io, fetch_timeout=fetch_timeout)
         with _told_to_the_client():
             reference = arena("api").verify(url)
             _check_tenants(reference)
@@ -84,7 +87,9 @@ class ArenaConnector(MediaConnector):
         self, url: str, media_io: Any, *, fetch_timeout: int | None = None
     ) -> FeaturesReference | Any:
         """Run `load_from_url` in a thread: it may wait, for the store or for a decoder."""
-        return await asyncio.to_thread(self.load_from_url, url, media_io)
+        return await asyncio.to_thread(
+            self.load_from_url, url, media_io, fetch_timeout=fetch_timeout
+        )
 
 
 def _check_tenants(reference: Reference) -> None:
