@@ -124,6 +124,27 @@ def test_what_compose_says_to_afferent_are_settings_of_ours() -> None:
         assert (DEPLOY / source).exists(), source
 
 
+def test_pod_gives_settings_of_ours_and_shares_what_both_sides_need() -> None:
+    deployment, service = yaml.safe_load_all(read("kubernetes.yaml"))
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["shareProcessNamespace"]
+    assert pod["securityContext"]["runAsUser"] == 10001
+    front, vllm = pod["containers"]
+    composed = yaml.safe_load(read("compose.yaml"))["services"]
+    assert front["args"][1:] == composed["afferent"]["command"][1:]
+    assert vllm["args"][1:] == composed["vllm"]["command"][1:]
+    variables = {one.variable for one in config.declared(config.ServeConfig).values()}
+    assert {each["name"] for each in front["env"]} <= variables
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    for container in (front, vllm):
+        mounted = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+        assert mounted["/run/afferent"] == "sockets"
+        assert set(mounted.values()) <= volumes
+    grace_s = config.ServeConfig().drain_timeout_s
+    assert pod["terminationGracePeriodSeconds"] > grace_s
+    assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
+
+
 def test_two_nodes_share_a_tier_and_a_secret() -> None:
     composed = yaml.safe_load(read("compose-tier.yaml"))
     services = composed["services"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -91,6 +92,11 @@ def test_the_site_builds(tmp_path: Path) -> None:
             r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"?(https?:[^\" >]*)", page.read_text()
         )
         assert loaded == [], page
+    found = json.loads((tmp_path / "search/search_index.json").read_text())["docs"]
+    assert {each["location"]: each["title"] for each in found}["install.html"] == "Install"
+    low = {each["location"].partition("#")[0] for each in found if each.get("boost", 1) < 1}
+    listed = {each["location"].partition("#")[0] for each in found}
+    assert low == {page for page in listed if page.startswith(site_pages.NOTES)}
     public = (tmp_path / "reference/python.html").read_text()
     for face in FACES:
         module = importlib.import_module(face)

@@ -32,4 +32,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    if page.file.src_uri.startswith(site_pages.NOTES):
+        page.meta["search"] = {"boost": 0.1}
     return site_pages.site_links(markdown, page.file.src_uri)

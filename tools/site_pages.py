@@ -16,6 +16,8 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 SOURCE = "source"
+NOTES = ("adr/", "benchmarks/", f"{SOURCE}/")
+"""Pages that the search shows below how-tos and reference."""
 
 _LINK = re.compile(r"\]\(([^()\s#]+)(#[^()\s]*)?\)")
 _LANGUAGES = {".py": "python", ".toml": "toml"}
