@@ -103,6 +103,11 @@ def test_views_come_once_a_second_and_have_rates(server: Server, page: str) -> N
     assert ended["label"] == "ended"
     assert ended["value"] > 0
     assert third["hit_rate"] is not None
+    saved = third["savings"]
+    assert saved["num_items"]["hit"] >= 1
+    assert saved["num_unmeasured"] == 0
+    assert saved["saved_s"] > 0
+    assert saved["copied_nbytes"] > saved["features_nbytes"] > 0
 
 
 def test_a_question_of_the_page_is_answered(server: Server, page: str) -> None:

@@ -12,7 +12,7 @@ from afferent.engines.upstream import UpstreamStats
 from afferent.operations.commands.top_frame import frame, show
 from afferent.operations.live_page.figures import Change
 from afferent.operations.live_page.observing import Lists, Observation
-from afferent.operations.live_page.view import View, view
+from afferent.operations.live_page.view import View, earliest, view
 from afferent.operations.live_page.way import Station
 from afferent.store.protocol.results import ClientInfo, ObjectInfo, TenantInfo
 from afferent.telemetry.journal import KEPT
@@ -29,6 +29,28 @@ def metrics(*, hits: int, made: int, waits: list[float]) -> Registry:
     seconds = found.histogram("afferent_admission_seconds", "", (0.1, 0.2, 0.4))
     for wait in waits:
         seconds.labels().observe(wait)
+    return found
+
+
+def made_metrics(
+    *, hits: int, seconds: list[float], copied: int, unmade: int = 0, media: str = "image"
+) -> Registry:
+    """Return metrics of jobs with the seconds of their stage ``process``, and of hits."""
+    found = Registry()
+    words = ("image", "audio", "video")
+    items = found.counter("afferent_items_total", "", modality=words, outcome=("hit", "made"))
+    items.labels("image", "hit").inc(hits)
+    items.labels("video", "hit").inc(unmade)
+    items.labels(media, "made").inc(len(seconds))
+    stages = ("decode", "process", "prefill")
+    spent = found.histogram("afferent_stage_seconds", "", (0.1, 1.0), stage=stages, media=words)
+    nbytes = found.counter("afferent_copied_bytes_total", "", stage=stages, media=words)
+    for each in seconds:
+        spent.labels("decode", media).observe(0.5)
+        spent.labels("process", media).observe(each)
+        spent.labels("prefill", media).observe(100.0)
+        nbytes.labels("decode", media).inc(3 * copied)
+        nbytes.labels("process", media).inc(copied)
     return found
 
 
@@ -112,6 +134,38 @@ def test_a_view_of_a_server_at_work() -> None:
     assert (decode.process, decode.stage) == ("preprocess-1 9", "decode")
     assert (decode.start_s, decode.seconds) == pytest.approx((0.001, 0.002))
     assert msgspec.json.decode(msgspec.json.encode(seen), type=View) == seen
+
+
+def test_savings_are_hits_times_the_mean_of_made_items() -> None:
+    before = made_metrics(hits=6, seconds=[1.0, 2.0], copied=100)
+    after = made_metrics(hits=10, seconds=[1.0, 2.0], copied=100, unmade=7)
+    first, last = (
+        observation(taken_s=at_s, readings=metrics.readings())
+        for at_s, metrics in ((0.0, before), (2.0, after))
+    )
+    found = view(first, last).savings
+    assert found.num_items == {"hit": 17, "joined": 0, "fetched": 0, "made": 2, "failed": 0}
+    assert found.hit_rate == pytest.approx(17 / 19)
+    assert found.num_unmeasured == 7, "no video was made"
+    assert found.saved_s == pytest.approx(10 * (0.5 + 1.5))
+    assert found.saved_s_per_s == pytest.approx(2 * (0.5 + 1.5))
+    assert (found.copied_nbytes, found.features_nbytes) == (4000, 1000)
+
+
+def test_savings_without_counts_are_nothing() -> None:
+    found = view(observation(), observation()).savings
+    assert (found.hit_rate, found.saved_s, found.copied_nbytes) == (None, 0.0, 0.0)
+    unmeasured = made_metrics(hits=3, seconds=[], copied=1).readings()
+    found = view(observation(), observation(readings=unmeasured)).savings
+    assert (found.num_unmeasured, found.saved_s, found.hit_rate) == (3, 0.0, 1.0)
+
+
+def test_earliest_snapshot_without_counts_is_skipped() -> None:
+    counts = metrics(hits=1000, made=0, waits=[]).readings()
+    seen = [observation(taken_s=1.0), *(observation(taken_s=at, readings=counts) for at in (2, 3))]
+    assert earliest(seen) is seen[1]
+    assert view(earliest(seen), seen[-1]).hit_rate is None, "nothing is new"
+    assert earliest(seen[:1]) is seen[0]
 
 
 def test_an_upstream_is_shown_by_its_own_figures() -> None:
@@ -205,7 +259,14 @@ def test_a_frame_fits_its_columns(width: int) -> None:
     lines = printed(seen, width=width)
     assert max(len(line.rstrip()) for line in lines) <= width
     text = "\n".join(lines)
-    for words in ("shapes", "1 requests in flight", "Preprocessing", "records", "store full"):
+    for words in (
+        "shapes",
+        "1 requests in flight",
+        "Preprocessing",
+        "Saved",
+        "records",
+        "store full",
+    ):
         assert words in text
     requests = [line for line in lines if "chat/completions" in line]
     assert len(requests) == 4

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import threading
@@ -17,7 +18,7 @@ import pytest
 from PIL import Image
 
 from afferent.conformance.images import COLOURS, SHAPES, draw_image
-from tests.end_to_end.test_page import MODULE, page_of
+from tests.end_to_end.test_page import MODULE, page_of, views
 from tests.page.browser import Tab, launched, tab
 from tests.server import Server, ask, data_url, wait_until
 
@@ -110,9 +111,11 @@ def test_pictures(
         page.wait_for_timeout(12_000)  # wait for lines with a few seconds of data
         choose_and_ask(shown, red_circle)
         page.locator("#ended .mine").wait_for()
-        page.locator("#ended li details summary", has_text="made").first.click()
-        page.locator("#ended details[open] tbody tr").nth(5).wait_for()
+        page.get_by_role("button", name="Follow the latest").click()
+        page.locator("#ended button", has_text="made").first.click()
+        page.locator("#path tbody tr", has_text="decode").first.wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.mouse.move(0, 0)
         page.evaluate("scrollTo(0, 0)")
         take(page, PICTURES / f"{name}.png")
 
@@ -128,25 +131,55 @@ def take(page: Any, path: Path) -> None:
 
 def test_keys_and_names_suffice(browser: Any, server: Server) -> None:
     """The elements have names for screen readers, work with the keyboard, and keep the focus."""
-    server.post(ask([data_url(picture(1))], QUESTION))
+    for _ in range(2):
+        server.post(ask([data_url(picture(1))], QUESTION))
     with tab(browser, page_of(server)) as shown:
         page = shown.page
         shown.wait_live()
-        for name in ("Requests", "Ask", "Arena", "Gate", "Largest items", "Processes"):
+        for name in ("Saved by hits", "Pipeline", "Path of a request", "Requests", "Ask", "Arena"):
             assert page.get_by_role("heading", name=name, exact=False).count() >= 1
         assert page.get_by_role("list", name="Lately ended").count() == 1
-        page.locator("#ended summary").first.wait_for()
-        for _ in range(40):
-            page.keyboard.press("Tab")
-            if page.evaluate("document.activeElement.tagName") == "SUMMARY":
-                break
+        button = page.locator("#ended button").last
+        button.wait_for()
+        button.focus()
         page.keyboard.press("Enter")
-        table = page.locator("#ended details[open] table")
-        table.wait_for()
+        assert button.get_attribute("aria-pressed") == "true"
+        table = page.locator("#path")
         assert table.get_by_role("columnheader", name="Stage").count() == 1
+        assert table.locator("tbody tr", has_text="accept").count() == 1
         page.wait_for_timeout(2500)
-        assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
-        assert table.is_visible()
+        assert page.evaluate("document.activeElement.tagName") == "BUTTON"
+        assert button.get_attribute("aria-pressed") == "true"
+
+
+def test_latest_request_is_open_and_its_stages_have_words(browser: Any, server: Server) -> None:
+    answer = server.post(ask([data_url(picture(next(_NEW)))], QUESTION))
+    with tab(browser, page_of(server)) as shown:
+        page = shown.page
+        page.locator("#path-id", has_text=answer.headers["x-request-id"]).wait_for()
+        row = page.locator("#path tbody tr", has_text="decode").first
+        row.hover()
+        page.locator("#tip", has_text="decodes the file").wait_for()
+        page.keyboard.press("Escape")
+        assert page.locator("#tip").is_hidden()
+        later = server.post(ask([data_url(picture(2))], QUESTION))
+        page.mouse.move(0, 0)
+        page.locator("#path-id", has_text=later.headers["x-request-id"]).wait_for()
+
+
+def test_savings_are_those_of_the_counts(browser: Any, server: Server) -> None:
+    for _ in range(2):
+        server.post(ask([data_url(picture(3))], QUESTION))
+    with tab(browser, page_of(server)) as shown:
+        page = shown.page
+        shown.wait_live()
+        with views(page_of(server)) as seen:
+            wait_until(lambda: page.locator("#savings .time strong").inner_text().startswith("≈"))
+            items = next(seen)["savings"]["num_items"]
+        words = f"{items['hit']} hits of {sum(items.values())} items"
+        page.locator("#savings .found p", has_text=words).wait_for()
+        page.locator("#savings .time").focus()
+        page.locator("#tip", has_text="An estimate: hits, times the measured mean").wait_for()
 
 
 def test_a_dropped_image_is_asked_about(browser: Any, server: Server, red_circle: Path) -> None:
@@ -167,6 +200,54 @@ def test_a_dropped_image_is_asked_about(browser: Any, server: Server, red_circle
         assert page.locator("#drop-note b").count() == 0
         page.get_by_role("button", name="Ask").click()
         page.locator("#answer", has_text="a red circle").wait_for()
+
+
+def test_dropped_file_that_is_no_image_is_refused_with_words(browser: Any, server: Server) -> None:
+    with tab(browser, page_of(server)) as shown:
+        page = shown.page
+        shown.wait_live()
+        data = page.evaluate_handle(
+            """() => {
+                const data = new DataTransfer();
+                data.items.add(new File(["words"], "<b>notes</b>.txt", {type: "text/plain"}));
+                return data;
+            }"""
+        )
+        page.dispatch_event("#drop", "drop", {"dataTransfer": data})
+        refusal = page.get_by_role("alert").filter(has_text="<b>notes</b>.txt is not an image")
+        refusal.wait_for()
+        assert page.locator("#preview").is_hidden()
+        empty = page.evaluate_handle("new DataTransfer()")
+        page.dispatch_event("#drop", "drop", {"dataTransfer": empty})
+        page.get_by_role("alert").filter(has_text="That is not a file").wait_for()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
+def test_server_without_requests_then_gone_is_explained(
+    browser: Any, tmp_path: Path, width: int, scheme: str
+) -> None:
+    """Take pictures of the empty page, and of the page after its server has ended."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(Server("--ui", "0", "--arena-nbytes", "64MiB"))
+        shown = stack.enter_context(tab(browser, page_of(server), width=width, scheme=scheme))
+        page = shown.page
+        shown.wait_live()
+        page.get_by_text("No hit yet.").wait_for()
+        page.get_by_text("No request has ended yet.").wait_for()
+        page.get_by_text("The arena is empty.").wait_for()
+        page.screenshot(path=tmp_path / "empty.png")
+        server.popen.terminate()
+        page.get_by_role("alert").filter(has_text="The server does not answer").wait_for()
+        page.get_by_role("alert").filter(has_text="are the last ones, of").wait_for()
+        assert page.locator("#state.lost").count() == 1
+        page.get_by_role("button", name="Try now").click()
+        page.get_by_role("button", name="Ask", exact=True).click()
+        page.locator("#answer.bad", has_text="The server does not answer").wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.screenshot(path=tmp_path / "gone.png")
+        print(f"pictures in {tmp_path}")
+        assert all("ERR_" in each or "network" in each.lower() for each in shown.complaints)
+        shown.complaints.clear()
 
 
 def test_a_page_that_nobody_sees_asks_nobody(browser: Any, server: Server) -> None:

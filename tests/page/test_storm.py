@@ -22,7 +22,7 @@ MEDIUM = Burst(100, num_pictures=8, arena_mib=32, min_served=6, most_ms=2000.0, 
 _RECORD_TIMES = """() => {
     window.times = [];
     new MutationObserver(() => window.times.push(performance.now())).observe(
-        document.querySelector("#way polyline"), {attributes: true});
+        document.querySelector("#way path.line"), {attributes: true});
 }"""
 
 

@@ -23,7 +23,7 @@ from afferent.operations.commands import servers, tables
 from afferent.operations.commands.top_frame import frame
 from afferent.operations.live_page.feed import WINDOW
 from afferent.operations.live_page.observing import Observation, Observer
-from afferent.operations.live_page.view import View, view
+from afferent.operations.live_page.view import View, earliest, view
 
 _NAME = "afferent top"
 _QUIT = b"qQ\x03\x04"
@@ -93,7 +93,7 @@ class _Looks:
         return self.view()
 
     def view(self) -> View:
-        return view(self._seen[0], self._seen[-1])
+        return view(earliest(self._seen), self._seen[-1])
 
 
 class _Keys:

@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from afferent.operations.commands.tables import clean, marks, plain_table, size
+from afferent.operations.live_page.savings import Savings
 from afferent.operations.live_page.view import Kind, Request, Stage, View
-from afferent.operations.live_page.way import Station, Unit
+from afferent.operations.live_page.way import Figure, Station, Unit
 from afferent.telemetry.explain import COLOURS
 
 _BAR_WIDTH, _SHORT_BAR_WIDTH = 24, 12
@@ -35,9 +36,9 @@ def frame(view: View, *, width: int, num_lines: int | None = None) -> Renderable
     is_wide = width >= _WIDE
     bar_width = _BAR_WIDTH if is_wide else _SHORT_BAR_WIDTH
     kinds = _kinds(view.kinds, bar_width)
-    way = _way(view.way, 4 if is_wide else 3)
+    way = _way([*view.way, _saved(view.savings)], 4 if is_wide else 3)
     parts: list[RenderableType] = [_headline(view), way, kinds, _legend()]
-    num_taken = 2 + len(view.way) + len(view.kinds) + 2 * _TABLE_LINES
+    num_taken = 3 + len(view.way) + len(view.kinds) + 2 * _TABLE_LINES
     if len(view.gate.tenants) > 1:
         parts.append(_tenants(view))
         num_taken += len(view.gate.tenants) + _TABLE_LINES
@@ -82,6 +83,15 @@ def _headline(view: View) -> Text:
 def _waiting(view: View) -> str:
     gate = view.gate
     return f"{gate.num_waiting_for_room + gate.num_waiting_for_permits:,} waiting at the gate"
+
+
+def _saved(savings: Savings) -> Station:
+    figures = [
+        Figure("work", savings.saved_s, "s"),
+        Figure("copies", savings.copied_nbytes, "B"),
+        Figure("found", savings.hit_rate, "%"),
+    ]
+    return Station(name="Saved", state="busy", figures=figures)
 
 
 def _way(way: Sequence[Station], num_figures: int) -> Table:

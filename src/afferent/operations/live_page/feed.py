@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 import msgspec
 
 from afferent.operations.live_page.observing import Observation, Observer
-from afferent.operations.live_page.view import view
+from afferent.operations.live_page.view import earliest, view
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Feed:
 
     async def _look_once(self) -> None:
         self._seen.append(await self._observer.observe())
-        self._latest = msgspec.json.encode(view(self._seen[0], self._seen[-1]))
+        self._latest = msgspec.json.encode(view(earliest(self._seen), self._seen[-1]))
         async with self._changed:
             self._number += 1
             self._changed.notify_all()

@@ -36,6 +36,11 @@ class Change:
         new = self._new(name, words)
         return new[0] / self._elapsed_s if new else 0.0
 
+    def observed(self, name: str, **words: str) -> tuple[float, float]:
+        """Return the number and the sum of all observations of a histogram by now."""
+        values = _total(self._after.get(name), words)
+        return (math.fsum(values[:-1]), values[-1]) if values else (0.0, 0.0)
+
     def quantile(self, part: float, name: str, **words: str) -> float | None:
         """Return a quantile of the new observations of a histogram, ``None`` without any.
 

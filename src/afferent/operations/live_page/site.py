@@ -20,10 +20,11 @@ from afferent.operations.live_page.guard import Guard
 from afferent.operations.live_page.launch import PageSettings
 from afferent.proxy.http_server.origins import own_names
 
+_SCRIPTS: Final = ("page", "ask", "chart", "elements", "path", "server", "words")
 _FILES: Final = {
     "/": ("index.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
-    "/page.js": ("page.js", "text/javascript"),
+    **{f"/{name}.js": (f"{name}.js", "text/javascript") for name in _SCRIPTS},
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 _ABOUT: Final = "/about"

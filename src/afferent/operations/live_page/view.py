@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from afferent.operations.live_page.figures import Change
 from afferent.operations.live_page.observing import Observation
+from afferent.operations.live_page.savings import Savings, savings
 from afferent.operations.live_page.way import Station, stations
 from afferent.proxy.reports import FrontendReport
 from afferent.store.protocol.results import ClientInfo, ObjectInfo
@@ -121,6 +122,7 @@ class View(Struct, frozen=True, kw_only=True):
     problem: Literal["", "no frontend answers", "the store does not answer"]
     way: list[Station]
     hit_rate: float | None
+    savings: Savings
     kinds: list[Kind]
     gate: Gate
     num_running: int
@@ -129,6 +131,11 @@ class View(Struct, frozen=True, kw_only=True):
     num_objects: int
     items: list[Item]
     processes: list[Process]
+
+
+def earliest(seen: Sequence[Observation]) -> Observation:
+    """Return the first snapshot with counts: after one without, all counts would look new."""
+    return next((each for each in seen if each.readings), seen[0])
 
 
 def view(before: Observation, after: Observation) -> View:
@@ -151,6 +158,7 @@ def view(before: Observation, after: Observation) -> View:
         problem=problem,
         way=stations(before, after, change),
         hit_rate=hits / asked if asked else None,
+        savings=savings(change),
         kinds=_kinds(before, after),
         gate=_gate(after),
         num_running=sum(each.num_running for each in frontends),
