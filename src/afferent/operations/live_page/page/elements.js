@@ -92,7 +92,7 @@ export function roundUp(value) {
 
 // Hover texts: with the pointer, a finger or the focus; Escape hides them
 
-let owner = null;
+let owner = null, at;
 
 export function tip(node, words) {
   if (node.dataset.tip === words) return node;
@@ -104,7 +104,7 @@ export function tip(node, words) {
 
 export function showTip(node, x) {
   const box = $("tip"), place = node.getBoundingClientRect();
-  owner = node;
+  [owner, at] = [node, x];
   text(box, node.dataset.tip);
   box.hidden = false;
   const { offsetWidth: width, offsetHeight: height } = box;
@@ -127,5 +127,5 @@ for (const name of ["pointerover", "focusin"]) {
 }
 document.addEventListener("focusout", hideTip);
 document.documentElement.addEventListener("pointerleave", hideTip);
-document.addEventListener("scroll", hideTip, { passive: true });
+document.addEventListener("scroll", () => { if (owner) showTip(owner, at); }, { passive: true });
 document.addEventListener("keydown", (event) => { if (event.key === "Escape") hideTip(); });
