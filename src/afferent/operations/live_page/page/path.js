@@ -9,7 +9,7 @@ let chosen = "", shown = null, since = 0, latest = null;
 
 const kindOf = (stage) => stage.process.split(/[- ]/)[0];
 const colourOf = (kind) => (kind in PROCESSES ? kind : "worker");
-const milliseconds = (value) => (1e3 * value).toFixed(2);
+const milliseconds = (value) => (1e3 * value).toFixed(value < 0.1 ? 2 : 1);
 const lastEnd = (request) =>
   Math.max(request.seconds, ...request.stages.map((stage) => stage.start_s + stage.seconds), 1e-6);
 
