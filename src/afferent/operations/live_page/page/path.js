@@ -86,7 +86,7 @@ function stageRow(stage, total, before) {
 
 // A line at each round number of milliseconds.
 function axis(total) {
-  const step = roundUp((1e3 * total) / 6), ticks = el("div", { class: "ticks" });
+  const step = roundUp((1e3 * total) / 5), ticks = el("div", { class: "ticks" });
   for (let at = 0; at <= 1e3 * total * 0.96; at += step) {
     const tick = el("span", {}, at ? String(Number(at.toPrecision(6))) : "0 ms");
     tick.style.left = `${at / (10 * total)}%`;
