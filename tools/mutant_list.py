@@ -255,7 +255,7 @@ _INGEST: Final = (
     Mutant(
         what="several orientations are one",
         file="media/headers/header.py",
-        old=" and count == 1:",
+        old=" or count != 1:",
         new=":",
         tests=_PROBE_TESTS,
     ),
@@ -290,8 +290,8 @@ _INGEST: Final = (
     Mutant(
         what="one orientation does not swap the sides",
         file="media/headers/probe.py",
-        old="_TRANSPOSED: Final = (5, 6, 7, 8)",
-        new="_TRANSPOSED: Final = (5, 6, 7)",
+        old="TRANSPOSED: Final = (5, 6, 7, 8)",
+        new="TRANSPOSED: Final = (5, 6, 7)",
         tests=_PROBE_TESTS,
     ),
     Mutant(

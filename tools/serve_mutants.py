@@ -119,15 +119,15 @@ SERVE_MUTANTS: Final = (
     Mutant(
         what="every answer was ended by the model",
         file=_CHAT,
-        old='"finish_reason": answer.end.reason,',
-        new='"finish_reason": "stop",',
+        old="_reason(answer.end, has_calls=bool(answer.calls))",
+        new='"stop"',
         tests=_REASON_TESTS,
     ),
     Mutant(
         what="every stream was ended by the model",
         file=_CHAT,
-        old='"finish_reason": None if end is None else end.reason,\n            **reason',
-        new='"finish_reason": None if end is None else "stop",\n            **reason',
+        old="None if end is None else _reason(end, has_calls=index in self._callers)",
+        new='None if end is None else "stop"',
         tests=_REASON_TESTS,
     ),
     Mutant(
@@ -154,8 +154,8 @@ SERVE_MUTANTS: Final = (
     Mutant(
         what="a stop string is the end of a turn",
         file="builtin/apis/messages/events.py",
-        old='"end_turn" if met is None else "stop_sequence"',
-        new='"end_turn"',
+        old='ended if met is None else "stop_sequence"',
+        new="ended",
         tests=("tests/builtin/test_messages.py",),
     ),
     Mutant(
@@ -318,8 +318,8 @@ SERVE_MUTANTS: Final = (
     Mutant(
         what="the last token that there is room for can't be asked for",
         file=_PIPELINE,
-        old="if room < 1 or max_tokens > room:",
-        new="if room < 1 or max_tokens >= room:",
+        old="if needed > room:",
+        new="if needed >= room:",
         tests=_PIPELINE_TESTS,
     ),
     Mutant(

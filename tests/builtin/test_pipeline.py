@@ -42,7 +42,9 @@ def test_all_the_room_that_is_left_can_be_asked_for(store_address: str) -> None:
     assert reduced.headers["x-afferent-max-tokens"] == str(left)
     assert [request.sampling.max_tokens for request in engine.requests] == [left] * 3
     engine.info = EngineInfo(engine.info.max_model_len, [2], supported=("min_tokens",))
-    (refused,) = send(store_address, ask([], "What?", min_tokens=left + 1), engine=engine)
+    bodies = [ask([], "What?", min_tokens=number) for number in (left, left + 1)]
+    fits, refused = send(store_address, *bodies, engine=engine)
+    assert fits.status_code == 200
     assert refused.json()["error"]["code"] == "context_length_exceeded"
 
 

@@ -156,10 +156,10 @@ def test_tokens_are_counted_from_headers_alone(
     [
         ({"model": "other"}, anthropic.NotFoundError, "not_found_error", "model: "),
         (
-            {"tools": [{"name": "f"}]},
+            {"tools": [{"type": "bash_20250124", "name": "f"}]},
             anthropic.BadRequestError,
             "invalid_request_error",
-            "tools is not supported",
+            "tools[0]: tools of type 'bash_20250124' are not supported",
         ),
         (
             {"extra_body": {"temperature": 2.0}},

@@ -115,10 +115,6 @@ class ServerTraits:
         return None
 
 
-class _Busy(EngineUnavailable):
-    """The server has too much load; another one may have less."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Spot:
     """Wish of a request for a server."""
@@ -263,21 +259,23 @@ class HttpClient:
             attempt = AsyncExitStack()
             try:
                 answer = await self._attempt(server, request, spot, attempt, may_retry=may_retry)
-            except EngineUnavailable as error:
+            except EngineUnavailable:
                 await attempt.aclose()
-                self._note(server, has_failed=not isinstance(error, _Busy))
+                self._note(server, has_failed=True)
                 if not may_retry:
                     raise
-                RETRIES.labels().inc()
-                self._budget.spend()
             except BaseException:
                 await attempt.aclose()
                 raise
             else:
-                stack.push_async_exit(attempt)
-                self._prefixes.note(spot.blocks, server.replica.name)
                 self._note(server, has_failed=answer.status in _FAILURES)
-                return answer
+                if not may_retry or answer.status not in _AGAIN:
+                    stack.push_async_exit(attempt)
+                    self._prefixes.note(spot.blocks, server.replica.name)
+                    return answer
+                await attempt.aclose()
+            RETRIES.labels().inc()
+            self._budget.spend()
 
     async def _attempt(
         self,
@@ -303,9 +301,6 @@ class HttpClient:
                 first = await answer.content.readany()
         if answer.status == _FAILED and not await server.is_well():
             raise EngineUnavailable(f"{self._title}'s engine has ended; try again")
-        if may_retry and answer.status in _AGAIN:
-            busy = f"{self._title} answers with status {answer.status}; try again"
-            raise EngineUnavailable(busy) if answer.status in _FAILURES else _Busy(busy)
         return UpstreamAnswer(
             status=answer.status,
             headers=[
