@@ -262,7 +262,7 @@ def test_the_apis_example(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The answer is the same for a picture that is sent and for its media id alone."""
-    block, _ = python_blocks(DOCS / "api.md")
+    block, *_ = python_blocks(DOCS / "api.md")
     monkeypatch.chdir(ROOT)
     names: dict[str, Any] = {}
     exec(block.text.replace(URL, server.url), names)  # noqa: S102
@@ -272,6 +272,7 @@ def test_the_apis_example(
     assert first.startswith("a ")
 
 
-def test_the_apis_example_of_forms(server: Server, tmp_path: Path) -> None:
-    _, block = python_blocks(DOCS / "api.md")
+@pytest.mark.parametrize("number", [1, 2], ids=["forms", "tools"])
+def test_the_apis_other_examples(server: Server, tmp_path: Path, number: int) -> None:
+    block = python_blocks(DOCS / "api.md")[number]
     run_as_a_file(block, block.text.replace(URL, server.url), tmp_path)

@@ -216,7 +216,7 @@ def test_bad_requests(client: openai.OpenAI) -> None:
             "unsupported_parameter",
             "tools",
         ),
-        ({"max_output_tokens": 10**6}, openai.BadRequestError, "context_length_exceeded", "input"),
+        ({"input": "a b " * 70_000}, openai.BadRequestError, "context_length_exceeded", "input"),
         (
             {"input": turn({"type": "input_image", "image_url": data_url(b"no picture" * 9)})},
             openai.BadRequestError,
