@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -58,6 +58,38 @@ class ToolChoice:
 
     mode: Mode = "auto"
     names: Collection[str] | None = None
+
+
+def read_choice(given: Any, name_of: Callable[[Any], str | None]) -> ToolChoice:
+    """Translate ``tool_choice`` of OpenAI's APIs.
+
+    Args:
+        name_of: Returns the name in an object that stands for a tool, in the format of the API.
+
+    Raises:
+        InvalidRequest: It is unknown.
+    """
+    match given:
+        case None:
+            return ToolChoice()
+        case "none" | "auto" | "required" as mode:
+            return ToolChoice(mode)
+        case {"type": "none" | "auto" | "required" as mode}:
+            return ToolChoice(mode)
+        case {"allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(tools)}} | {
+            "type": "allowed_tools",
+            "mode": "auto" | "required" as mode,
+            "tools": list(tools),
+        }:
+            choice = ToolChoice(mode, [name_of(tool) or "" for tool in tools])
+        case _:
+            choice = ToolChoice("required", [name_of(given) or ""])
+    if "" in (choice.names or ()):
+        raise InvalidRequest(
+            "tool_choice is none, auto, required, allowed_tools, or names one of the tools",
+            param="tool_choice",
+        )
+    return choice
 
 
 def with_tools(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from afferent.builtin.apis import schema
 from afferent.builtin.apis.chat.schema import ChatRequest
-from afferent.builtin.apis.tools import Function, ToolChoice, with_tools
+from afferent.builtin.apis.tools import Function, read_choice, with_tools
 from afferent.builtin.pipeline.request import GenerateRequest
-from afferent.errors import InvalidRequest
 
 
 class ChatTool(Struct, kw_only=True):
@@ -30,7 +29,6 @@ class ChatTool(Struct, kw_only=True):
         return self.function.as_tool(defer_loading=self.defer_loading)
 
 
-_WHICH: Final = "tool_choice is none, auto, required, allowed_tools, or names one of the tools"
 _tools_decoder = msgspec.json.Decoder(
     Annotated[list[ChatTool], Meta(max_length=schema.MAX_PARTS)] | None
 )
@@ -45,10 +43,10 @@ def add_tools(generate: GenerateRequest, chat: ChatRequest) -> GenerateRequest:
     Raises:
         InvalidRequest: A tool, or the choice, is invalid.
     """
-    choice = _choice(chat.tool_choice)
+    choice = read_choice(chat.tool_choice, _name)
     if chat.tool_choice is None and chat.function_call is not None:
         old = chat.function_call
-        choice = _choice({"function": old} if isinstance(old, dict) else old)
+        choice = read_choice({"function": old} if isinstance(old, dict) else old, _name)
     if choice.mode == "none":
         return generate
     tools = schema.read_part(_tools_decoder, chat.tools, "tools") or ()
@@ -59,23 +57,8 @@ def add_tools(generate: GenerateRequest, chat: ChatRequest) -> GenerateRequest:
     )
 
 
-def _choice(given: Any) -> ToolChoice:
-    match given:
-        case None:
-            return ToolChoice()
-        case "none" | "auto" | "required":
-            return ToolChoice(given)
-        case {"type": "none" | "auto" | "required" as mode}:
-            return ToolChoice(mode)
-        case {"allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(tools)}}:
-            return ToolChoice(mode, [_name(tool) for tool in tools])
-        case dict():
-            return ToolChoice("required", [_name(given)])
-    raise InvalidRequest(_WHICH, param="tool_choice")
-
-
-def _name(given: Any) -> str:
+def _name(given: Any) -> str | None:
     match given:
         case {"function": {"name": str(name)}}:
             return name
-    raise InvalidRequest(_WHICH, param="tool_choice")
+    return None

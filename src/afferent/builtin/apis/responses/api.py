@@ -15,8 +15,8 @@ from afferent.builtin.apis.openai import OpenAIRequest
 from afferent.builtin.apis.responses.events import ResponsesReply
 from afferent.builtin.apis.responses.input import InputItem, read_input
 from afferent.builtin.apis.responses.kept import LOOKUPS
-from afferent.builtin.apis.responses.tools import read_choice, read_tools
-from afferent.builtin.apis.tools import with_tools
+from afferent.builtin.apis.responses.tools import name_of, read_tools
+from afferent.builtin.apis.tools import read_choice, with_tools
 from afferent.builtin.pipeline.call import Call
 from afferent.builtin.pipeline.request import GenerateRequest, Logprobs, Message, Rendered, TextPart
 from afferent.media.body.received import ReceivedBody
@@ -105,7 +105,7 @@ class _Responses(BuiltinApi[ResponsesRequest]):
         effort = request.reasoning.effort if request.reasoning is not None else None
         instructions = request.instructions
         generate = with_template(with_parameters(generate, request), request, effort=effort)
-        choice = read_choice(request.tool_choice)
+        choice = read_choice(request.tool_choice, name_of)
         tools = read_tools(request.tools) if choice.mode != "none" else []
         is_parallel = request.parallel_tool_calls is not False
         generate = with_tools(generate, tools, choice, is_parallel=is_parallel)

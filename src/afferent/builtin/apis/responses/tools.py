@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from afferent.builtin.apis import schema
-from afferent.builtin.apis.tools import Function, ToolChoice
+from afferent.builtin.apis.tools import Function
 from afferent.errors import InvalidRequest, UnsupportedParameter
 
-_WHICH: Final = "tool_choice is none, auto, required, allowed_tools, or names one of the tools"
 _tools_decoder = msgspec.json.Decoder(
     Annotated[list[dict[str, Any]], Meta(max_length=schema.MAX_PARTS)] | None
 )
 
 
-def read_choice(given: Any) -> ToolChoice:
-    """Translate ``tool_choice``.
-
-    Raises:
-        InvalidRequest: It is unknown.
-    """
+def name_of(given: Any) -> str | None:
+    """Return the name of the tool that ``tool_choice`` has, or its list of allowed ones."""
     match given:
-        case None:
-            return ToolChoice()
-        case "none" | "auto" | "required":
-            return ToolChoice(given)
-        case {"type": "none" | "auto" | "required" as mode}:
-            return ToolChoice(mode)
-        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(tools)}:
-            return ToolChoice(mode, [_name(tool) for tool in tools])
-        case dict():
-            return ToolChoice("required", [_name(given)])
-    raise InvalidRequest(_WHICH, param="tool_choice")
+        case {"type": "function", "name": str(name)}:
+            return name
+    return None
 
 
 def read_tools(given: msgspec.Raw | msgspec.UnsetType) -> list[Function]:
@@ -46,13 +33,6 @@ def read_tools(given: msgspec.Raw | msgspec.UnsetType) -> list[Function]:
     """
     tools = schema.read_part(_tools_decoder, given, "tools") or ()
     return [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
-
-
-def _name(given: Any) -> str:
-    match given:
-        case {"type": "function", "name": str(name)}:
-            return name
-    raise InvalidRequest(_WHICH, param="tool_choice")
 
 
 def _function(given: dict[str, Any], where: str) -> Function:
