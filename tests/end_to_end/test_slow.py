@@ -136,7 +136,8 @@ def test_readers_that_never_read(
 ) -> None:
     """The length of an answer is bounded: the request ends even if the client never reads."""
     urls = [data_url(draw_image(rng)) for _ in range(20)]
-    body = json.dumps(ask(urls, "Name all pictures.", stream=True)).encode()
+    question = ask(urls, "Name all pictures.", stream=True, max_tokens=1500)
+    body = json.dumps(question).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
     private_nbytes = frontend.memory_full_info().uss
     name = outcome("ok")
