@@ -92,7 +92,7 @@ WRONG = [
     flags("--arena-nbytes 1TiB", "an arena of 1024.0 GiB", "choose a smaller --arena-nbytes"),
     flags("--arena-nbytes 1", "--arena-nbytes 1", "at least 1MiB, or 0"),
     flags("--arena-nbytes 900GiB", "900.0 GiB", "--arena-nbytes"),
-    flags("--max-model-len 99999", "--max-model-len 99,999", "4,096"),
+    flags("--max-model-len 99999", "--max-model-len 99,999", "32,768"),
     flags("--max-model-len 512 --kv-cache-tokens 256", "--max-model-len", "--kv-cache-tokens"),
     flags("--kv-cache-tokens 10", "--kv-cache-tokens 10", "at least 256, or 0"),
     flags("--max-model-len 10", "--max-model-len 10", "at least 64, or 0"),
