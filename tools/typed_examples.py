@@ -81,6 +81,9 @@ from afferent import (
 COMPLETE = ("docs/clients.md", "docs/library.md")
 """Pages whose fragments are complete programs."""
 
+ELSEWHERE = ("docs/ray.md", "docs/offline-vllm.md")
+"""Pages whose programs need packages of other environments; tests run them there."""
+
 _CHECKERS: Mapping[str, tuple[str, ...]] = {
     "mypy": ("--config-file=", "--no-error-summary", "--hide-error-context", "--cache-dir"),
     "pyright": ("--pythonpath", sys.executable, "--project"),
@@ -112,6 +115,8 @@ def programs(pages: Iterable[Path] = PAGES) -> dict[str, Program]:
 
 
 def _is_program(block: Block) -> bool:
+    if name_of(block.page) in ELSEWHERE and not _is_installed(block.text):
+        return False
     return not block.is_fragment or (name_of(block.page) in COMPLETE and _is_installed(block.text))
 
 
