@@ -11,7 +11,7 @@ import ssl
 import httpx2 as httpx
 
 NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Trusts nobody: an ``https`` URL fails."""
+"""It trusts no certificate: an ``https`` URL fails."""
 
 get = functools.partial(httpx.get, verify=NO_CERTIFICATES)
 post = functools.partial(httpx.post, verify=NO_CERTIFICATES)

@@ -45,8 +45,9 @@ FormField = Literal["json_schema", "regex", "choice", "tools"]
 """Fields of `Sampling` that request structured output."""
 
 MAX_FORM_NBYTES = 64 * KiB
-MAX_TOOLS_NBYTES = 256 * KiB
 """Size limit of a structured-output request; for ``choice``, of all its texts together."""
+MAX_TOOLS_NBYTES = 256 * KiB
+"""Size limit of a `ToolForm`."""
 
 
 class Modality(StrEnum):

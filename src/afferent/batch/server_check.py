@@ -73,13 +73,13 @@ def _random_item(model: MediaModel) -> DecodedImage | DecodedAudio:
 def _by_server(model: MediaModel, address: str, data: memoryview) -> dict[str, Array]:
     with DaemonStore(address, name=_NAME, writable=True) as store:
         deadline_s = time.monotonic() + _WORKERS_WITHIN_S
-        while store.stat().num_workers == 0 and time.monotonic() < deadline_s:
-            time.sleep(_POLL_S)  # they start, or are started again
-        if store.stat().num_workers == 0:
-            raise ConfigError(
-                f"the store {address} has no preprocess workers: it is not a server's, or the "
-                "server does not prepare media itself"
-            )
+        while store.stat().num_workers == 0:  # they start, or are started again
+            if time.monotonic() > deadline_s:
+                raise ConfigError(
+                    f"the store {address} has no preprocess workers: it is not a server's, or the "
+                    "server does not prepare media itself"
+                )
+            time.sleep(_POLL_S)
         steps = StoreSteps(store, model, timeout_s=_TIMEOUT_S)
         key = keys.frame(b"afferent/check/v1", os.urandom(32))
         (modality, *_) = model.family.tokens

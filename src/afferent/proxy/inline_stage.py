@@ -11,7 +11,7 @@ from afferent.admission.shares import Share
 from afferent.engines.upstream import Upstream
 from afferent.errors import UnsupportedMedia
 from afferent.items.item import File, ReceivedItem, RequestItems
-from afferent.items.request import ItemRequest, MediaPart
+from afferent.items.request import ItemRequest
 from afferent.items.stage import ItemStage
 from afferent.keys import PLACEMENT_NBYTES, placement_digest
 from afferent.media.body.raw import RawMedia
@@ -93,15 +93,7 @@ class InlineStage:
             MediaNotCached: An item came by name alone.
             Unavailable: Try again.
         """
-        parts = tuple(
-            MediaPart(
-                place.modality,
-                None if place.source is None else media.pop(place.source, place.source),
-                uuid=place.uuid,
-            )
-            for place in document.places
-        )
-        request = ItemRequest(request_id, parts, share)
+        request = ItemRequest(request_id, document.parts(media), share)
         self._items.check_count(request)
         found = await self._items.read_bytes(request, trace)
         converted = [item for item in found.distinct if self._is_converted(item)]

@@ -17,8 +17,10 @@ import msgspec
 from msgspec import Struct
 
 from afferent.errors import InvalidRequest
+from afferent.items.request import MediaPart
 from afferent.media.body.cutter import MediaKeys, spelled
 from afferent.media.body.json_path import ELEMENT
+from afferent.media.body.raw import RawMedia
 from afferent.types import Modality
 
 MEDIA_KEYS: Final = MediaKeys(urls=("url", "image_url", "video_url", "audio_url"), base64=("data",))
@@ -253,6 +255,23 @@ class Document:
     """Options in the body with a value, for the keys in `OPTION_KEYS`."""
     is_read_once: bool = False
     """Whether the upstream processes one prompt, once."""
+
+    def parts(self, media: dict[str, RawMedia], *, max_pixels: int = 0) -> tuple[MediaPart, ...]:
+        """Return the media of all locations.
+
+        Args:
+            media: Media that were cut out of the body; those at a location are removed.
+            max_pixels: As for `MediaPart`.
+        """
+        return tuple(
+            MediaPart(
+                place.modality,
+                None if place.source is None else media.pop(place.source, place.source),
+                uuid=place.uuid,
+                max_pixels=max_pixels,
+            )
+            for place in self.places
+        )
 
     def write(
         self,

@@ -24,7 +24,7 @@ from afferent.errors import (
     StoreUnavailable,
 )
 from afferent.items.item import File, ReceivedItem, RequestItems
-from afferent.items.request import ItemRequest, MediaPart
+from afferent.items.request import ItemRequest
 from afferent.items.stage import ItemStage
 from afferent.keys import frame
 from afferent.media.body.raw import RawMedia
@@ -131,15 +131,7 @@ class ReferenceStage:
             Unavailable: Try again.
         """
         max_pixels = self._max_pixels(document)
-        parts = tuple(
-            MediaPart(
-                place.modality,
-                None if place.source is None else media.pop(place.source, place.source),
-                uuid=place.uuid,
-                max_pixels=max_pixels or 0,
-            )
-            for place in document.places
-        )
+        parts = document.parts(media, max_pixels=max_pixels or 0)
         request = ItemRequest(request_id, parts, share)
         self._items.check_count(request)
         if max_pixels is not None and all(self._makes_any(part.modality) for part in parts):

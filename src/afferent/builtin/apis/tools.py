@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct, structs
@@ -14,6 +14,7 @@ from afferent.builtin.pipeline.request import GenerateRequest, ToolUse
 from afferent.errors import InvalidForm, InvalidRequest
 from afferent.types import MAX_TOOLS_NBYTES, ToolFunction
 
+T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -42,6 +43,21 @@ class Function(Struct, kw_only=True):
         if self.defer_loading is not None:
             function["defer_loading"] = self.defer_loading
         return {"type": "function", "function": function, **extra}
+
+
+def read_tool(given: dict[str, Any], kind: type[T], where: str) -> T:
+    """Convert a tool to a type of an API.
+
+    Args:
+        where: Name of the tool in messages.
+
+    Raises:
+        InvalidRequest: It is not of this type.
+    """
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"{where}: {error}", param="tools") from error
 
 
 Mode = Literal["none", "auto", "required"]

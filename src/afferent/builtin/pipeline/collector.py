@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field
 
 from afferent.builtin.pipeline.call import Answer
 from afferent.builtin.pipeline.request import (
@@ -17,6 +17,15 @@ from afferent.builtin.pipeline.request import (
 from afferent.errors import InternalError
 
 
+@dataclass(slots=True)
+class _Call:
+    name: str
+    pieces: list[str] = field(default_factory=list)
+
+    def complete(self) -> CallPart:
+        return CallPart(self.name, "".join(self.pieces))
+
+
 class AnswerCollector:
     """Collects all outputs of a request's ``n`` answers. Pure.
 
@@ -27,7 +36,7 @@ class AnswerCollector:
     def __init__(self, num_answers: int = 1) -> None:
         self._texts: list[list[str]] = [[] for _ in range(num_answers)]
         self._tokens: list[list[ScoredToken]] = [[] for _ in range(num_answers)]
-        self._calls: list[list[CallPart]] = [[] for _ in range(num_answers)]
+        self._calls: list[list[_Call]] = [[] for _ in range(num_answers)]
         self._ends: dict[int, End] = {}
         self.digests: tuple[bytes, ...] = ()
         """Digests of the prompt's media."""
@@ -40,13 +49,9 @@ class AnswerCollector:
                 self._texts[index].append(text)
                 self._tokens[index] += logprobs
             case CallDelta(index, number, name, arguments):
-                calls = self._calls[index]
-                if number == len(calls):
-                    calls.append(CallPart(name, arguments))
-                else:
-                    calls[number] = replace(
-                        calls[number], arguments=calls[number].arguments + arguments
-                    )
+                if name is not None:
+                    self._calls[index].append(_Call(name))
+                self._calls[index][number].pieces.append(arguments)
             case End():
                 self._ends[output.index] = output
 
@@ -55,10 +60,9 @@ class AnswerCollector:
         """Text and log-probabilities of the first answer, as far as they have arrived."""
         return "".join(self._texts[0]), tuple(self._tokens[0])
 
-    @property
-    def calls_so_far(self) -> list[CallPart]:
-        """Tool calls of the first answer, as far as they have arrived."""
-        return self._calls[0]
+    def call_so_far(self, number: int) -> CallPart:
+        """Return a tool call of the first answer, as far as it has arrived."""
+        return self._calls[0][number].complete()
 
     def complete(self) -> list[Answer]:
         """Return the complete answers.
@@ -69,7 +73,12 @@ class AnswerCollector:
         if len(self._ends) != len(self._texts):
             raise InternalError("an answer has no end")
         return [
-            Answer("".join(text), self._ends[index], tuple(tokens), tuple(calls))
+            Answer(
+                "".join(text),
+                self._ends[index],
+                tuple(tokens),
+                tuple(call.complete() for call in calls),
+            )
             for index, (text, tokens, calls) in enumerate(
                 zip(self._texts, self._tokens, self._calls, strict=True)
             )

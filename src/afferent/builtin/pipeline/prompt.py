@@ -92,10 +92,7 @@ class PromptBuilder:
         """Upper bound of the characters in one token."""
         self._template, self._as_vllm = ChatTemplate(folder), as_vllm
         marks = self._template.call_marks
-        self._special_marks = marks is not None and all(
-            any(token.content == mark and token.special for token in added.values())
-            for mark in marks
-        )
+        self._special_marks = marks is not None and {*marks} <= {*special}
         self._memory = PromptMemory(self._marked)
         self._pieces: dict[str, list[int]] = {}
 

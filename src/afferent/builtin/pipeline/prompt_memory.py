@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from afferent.builtin.pipeline.request import CallPart, Message, TemplateOptions, TextPart
+from afferent.items.request import MediaPart
 from afferent.types import Modality
 
 _MOST_PROMPTS: Final = 256
@@ -59,17 +60,19 @@ def _key(messages: Sequence[Message], options: TemplateOptions, tenant: str) -> 
         return None
     num_characters, said = 0, []
     for message in messages:
-        if any(isinstance(part, CallPart) for part in message.parts):
-            return None
-        words = tuple(
-            part.text if isinstance(part, TextPart) else (part.modality,)
-            for part in message.parts
-            if not isinstance(part, CallPart)
-        )
+        words: list[str | tuple[Modality]] = []
+        for part in message.parts:
+            match part:
+                case TextPart(text):
+                    words.append(text)
+                case MediaPart(modality):
+                    words.append((modality,))
+                case CallPart():
+                    return None
         num_characters += _PART_CHARACTERS * (1 + len(words)) + sum(
             len(each) for each in words if isinstance(each, str)
         )
         if num_characters > _MOST_CHARACTERS:
             return None
-        said.append((message.role, words))
+        said.append((message.role, tuple(words)))
     return tenant, options.begins_answer, options.continues_last, tuple(said)

@@ -267,13 +267,13 @@ class CallDelta:
     Attributes:
         index: Number of the answer.
         number: Number of the call in the answer.
-        name: Name of the tool, in the first piece of a call; then empty.
+        name: Name of the tool, in the first piece of a call; then ``None``.
         arguments: Next piece of the arguments' JSON.
     """
 
     index: int
     number: int
-    name: str = ""
+    name: str | None = None
     arguments: str = ""
 
 

@@ -256,24 +256,21 @@ class HttpClient:
                 and self._budget.has_any
                 and self._has_other(tried)
             )
-            attempt = AsyncExitStack()
-            try:
-                answer = await self._attempt(server, request, spot, attempt, may_retry=may_retry)
-            except EngineUnavailable:
-                await attempt.aclose()
-                self._note(server, has_failed=True)
-                if not may_retry:
-                    raise
-            except BaseException:
-                await attempt.aclose()
-                raise
-            else:
-                self._note(server, has_failed=answer.status in _FAILURES)
-                if not may_retry or answer.status not in _AGAIN:
-                    stack.push_async_exit(attempt)
-                    self._prefixes.note(spot.blocks, server.replica.name)
-                    return answer
-                await attempt.aclose()
+            async with AsyncExitStack() as attempt:
+                try:
+                    answer = await self._attempt(
+                        server, request, spot, attempt, may_retry=may_retry
+                    )
+                except EngineUnavailable:
+                    self._note(server, has_failed=True)
+                    if not may_retry:
+                        raise
+                else:
+                    self._note(server, has_failed=answer.status in _FAILURES)
+                    if not may_retry or answer.status not in _AGAIN:
+                        stack.push_async_exit(attempt.pop_all())
+                        self._prefixes.note(spot.blocks, server.replica.name)
+                        return answer
             RETRIES.labels().inc()
             self._budget.spend()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -135,8 +134,7 @@ class Sources:
         for each in self._sources:
             try:
                 self._latest[each] = await each.look()
-                with contextlib.suppress(KeyError):
-                    del self.failures[each]
+                self.failures.pop(each, None)
             except (OSError, ValueError, ConfigError) as error:  # of a name, also
                 self.failures[each] = str(error)
             found |= {address.name: address for address in self._latest.get(each, ())}

@@ -133,7 +133,7 @@ class _ChatReply:
     def _call_delta(self, delta: CallDelta) -> dict[str, Any]:
         piece: dict[str, Any] = {"index": delta.number}
         function = {"arguments": delta.arguments}
-        if delta.name:
+        if delta.name is not None:
             identity = call_id(self._request_id, delta.index, delta.number)
             piece |= {"id": identity, "type": "function"}
             function = {"name": delta.name, **function}

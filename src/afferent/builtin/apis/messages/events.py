@@ -96,7 +96,7 @@ class AnthropicReply:
 
     def _call(self, delta: CallDelta) -> list[bytes]:
         frames: list[bytes] = []
-        if delta.name:
+        if delta.name is not None:
             self._has_calls = True
             frames += self._begin_block("call", self._call_block(delta.number, delta.name, {}))
         if delta.arguments:

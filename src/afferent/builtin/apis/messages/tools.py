@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import Meta, Raw, Struct, UnsetType
+from msgspec import Meta, Raw, Struct, UnsetType, structs
 
 from afferent.builtin.apis import schema
-from afferent.builtin.apis.tools import Function, ToolChoice, with_tools
+from afferent.builtin.apis.tools import Function, ToolChoice, read_tool, with_tools
 from afferent.builtin.pipeline.request import GenerateRequest
 from afferent.errors import InvalidRequest, UnsupportedParameter
 
@@ -22,15 +22,20 @@ class AnthropicTool(Struct, kw_only=True):
     strict: bool | None = None
     defer_loading: bool | None = None
 
-    def for_template(self) -> dict[str, Any]:
-        """Return the tool with the keys that vLLM hands to a chat template."""
+    def as_function(self) -> Function:
+        """Return the function of the tool."""
         return Function(
             name=self.name,
             description=self.description,
-            parameters={**self.input_schema, "type": self.input_schema.get("type", "object")},
+            parameters=self.input_schema,
             strict=self.strict,
             defer_loading=self.defer_loading,
-        ).as_tool()
+        )
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the tool with the keys that vLLM hands to a chat template."""
+        parameters = {**self.input_schema, "type": self.input_schema.get("type", "object")}
+        return structs.replace(self.as_function(), parameters=parameters).as_tool()
 
 
 _OWN: Final = (None, "custom")
@@ -80,13 +85,4 @@ def _function(given: dict[str, Any], where: str) -> Function:
             f"{where}: tools of type {str(kind)[:64]!r} are not supported, only the client's own",
             param="tools",
         )
-    try:
-        tool = msgspec.convert(given, AnthropicTool)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"{where}: {error}", param="tools") from error
-    return Function(
-        name=tool.name,
-        description=tool.description,
-        parameters=tool.input_schema,
-        strict=tool.strict,
-    )
+    return read_tool(given, AnthropicTool, where).as_function()

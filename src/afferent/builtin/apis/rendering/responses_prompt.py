@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -19,13 +19,12 @@ from afferent.builtin.apis.rendering.prompt_request import (
     Tools,
 )
 from afferent.builtin.apis.rendering.vllm_turns import Turn
-from afferent.builtin.apis.tools import Function
+from afferent.builtin.apis.tools import Function, read_tool
 from afferent.builtin.pipeline.request import VllmRules
 from afferent.errors import InvalidRequest, UnsupportedParameter
 from afferent.media.body.raw import RawMedia
 
-T = TypeVar("T")
-
+_WHERE = "a tool"
 _BEGUN = ("in_progress", "incomplete")
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _FREE_TEXT = {
@@ -102,23 +101,16 @@ def _tools(given: Sequence[dict[str, Any]]) -> Tools | None:
             case "custom":
                 functions.append(_function({**tool, "parameters": _FREE_TEXT}))
             case "namespace":
-                space = _converted(tool, _Namespace)
+                space = read_tool(tool, _Namespace, _WHERE)
                 named = [each for each in space.tools or () if each.get("type") == "function"]
                 functions += [_function(each, f"{space.name}__") for each in named]
     return [function.as_tool() for function in functions]
 
 
 def _function(tool: dict[str, Any], prefix: str = "") -> Function:
-    function = _converted(tool, Function)
+    function = read_tool(tool, Function, _WHERE)
     function.name = prefix + function.name
     return function
-
-
-def _converted(tool: dict[str, Any], kind: type[T]) -> T:
-    try:
-        return msgspec.convert(tool, kind)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"a tool: {error}", param="tools") from error
 
 
 def _add(turns: list[Turn], item: dict[str, Any], where: str) -> None:

@@ -79,7 +79,7 @@ class ResponsesReply:
                 kind = "response.output_text.delta"
                 return [*begun, self._part_event(kind, delta=text, logprobs=logprobs)]
             case CallDelta(_, number, name, arguments):
-                frames = self._begin_call(number) if name else []
+                frames = [] if name is None else self._begin_call(number)
                 if arguments:
                     kind = "response.function_call_arguments.delta"
                     frames.append(self._call_event(kind, number, delta=arguments))
@@ -159,7 +159,7 @@ class ResponsesReply:
         ]
 
     def _begin_call(self, number: int) -> list[bytes]:
-        begun = self._collector.calls_so_far[number]
+        begun = self._collector.call_so_far(number)
         frames = self._begin_item("call", self._call("in_progress", number, begun))
         self._open_call = number
         return frames
@@ -186,7 +186,7 @@ class ResponsesReply:
             ]
         else:
             number = self._open_call
-            call = self._collector.calls_so_far[number]
+            call = self._collector.call_so_far(number)
             item = self._call(status, number, call)
             kind_done = "response.function_call_arguments.done"
             frames = [self._call_event(kind_done, number, name=call.name, arguments=call.arguments)]

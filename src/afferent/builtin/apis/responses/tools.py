@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from afferent.builtin.apis import schema
-from afferent.builtin.apis.tools import Function
-from afferent.errors import InvalidRequest, UnsupportedParameter
+from afferent.builtin.apis.tools import Function, read_tool
+from afferent.errors import UnsupportedParameter
 
 _tools_decoder = msgspec.json.Decoder(
     Annotated[list[dict[str, Any]], Meta(max_length=schema.MAX_PARTS)] | None
@@ -41,7 +41,4 @@ def _function(given: dict[str, Any], where: str) -> Function:
             f"{where}: tools of type {str(kind)[:64]!r} are not supported, only functions",
             param="tools",
         )
-    try:
-        return msgspec.convert(given, Function)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"{where}: {error}", param="tools") from error
+    return read_tool(given, Function, where)

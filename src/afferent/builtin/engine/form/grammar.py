@@ -135,7 +135,7 @@ def _of_tools(form: Form) -> str:
         "body: " + " | ".join(f"body_{index}" for index in range(len(tools.functions))),
     ]
     for index, function in enumerate(tools.functions):
-        head = f'{{"name":{_encode(function.name).decode()},"arguments":'
+        head = f'{{"name":{_text(function.name)},"arguments":'
         text = bytes(function.parameters).decode()
         arguments = _json(form, text, lenient=not function.is_strict)
         rules += [
@@ -208,8 +208,12 @@ def _quoted(text: str) -> str:
 
 def _told(form: Form, why: str) -> str:
     """Return the message for the client: short, and without positions in our own grammar."""
-    what = {"json_schema": "the JSON schema", "regex": "the regex", "choice": "the choice"}
-    what["tools"] = "the tools"
+    what = {
+        "json_schema": "the JSON schema",
+        "regex": "the regex",
+        "choice": "the choice",
+        "tools": "the tools",
+    }
     lines = [line.strip() for line in why.strip().splitlines()]
     if form.kind != "json_schema":
         lines = [line for line in lines if line.startswith("error:")] or lines[:1]
