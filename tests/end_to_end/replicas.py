@@ -12,13 +12,14 @@ import contextlib
 import io
 import json
 import ssl
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
 from PIL import Image
+
+from tests.end_to_end.web_thread import runner_of, served
 
 CHAT = "/v1/chat/completions"
 
@@ -142,7 +143,6 @@ class Replicas:
     def __init__(self, number: int, *, tls: ssl.SSLContext | None = None) -> None:
         self.all = [Replica(f"replica-{index}") for index in range(number)]
         self._tls = tls
-        self._loop = asyncio.new_event_loop()
 
     @property
     def urls(self) -> list[str]:
@@ -173,34 +173,14 @@ class Replicas:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Replicas]:
-        started = threading.Event()
-        thread = threading.Thread(target=self._run, args=(started,), daemon=True)
-        thread.start()
-        try:
-            assert started.wait(30)
+        with served(self._start_all) as self._loop:
             yield self
-        finally:
-            self._loop.call_soon_threadsafe(self._stop.set)
-            thread.join(30)
 
-    def _run(self, started: threading.Event) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._serve(started))
-        self._loop.close()
-
-    async def _serve(self, started: threading.Event) -> None:
-        self._stop = asyncio.Event()
-        runners = [await self._start(replica) for replica in self.all]
-        started.set()
-        await self._stop.wait()
-        for runner in runners:
-            await runner.cleanup()
+    async def _start_all(self) -> list[web.AppRunner]:
+        return [await self._start(replica) for replica in self.all]
 
     async def _start(self, replica: Replica) -> web.AppRunner:
-        app = web.Application(client_max_size=1 << 30)
-        app.router.add_route("*", "/{path:.*}", replica.answer)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-        await runner.setup()
+        runner = await runner_of(replica.answer)
         site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=self._tls)
         await site.start()
         port = runner.addresses[0][1]

@@ -27,6 +27,7 @@ from afferent.engines.references import FeaturesReference, RawReference
 from afferent.engines.vllm.plugin.arena import Arena, Gone
 from afferent.store.client.item_cache import ItemCache
 from afferent.types import ContentKey
+from tests.end_to_end.web_thread import runner_of, served
 
 WIDTH = 64
 WEIGHTS = keys.frame(b"a stand-in's weights")
@@ -72,11 +73,8 @@ class StandIn:
         self._arena: Arena | None = None
 
     def __enter__(self) -> Self:
-        self._loop = asyncio.new_event_loop()
-        started = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
-        self._thread.start()
-        assert started.wait(30)
+        self._served = served(self._start)
+        self._served.__enter__()
         return self
 
     def __exit__(
@@ -85,27 +83,15 @@ class StandIn:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(30)
+        self._served.__exit__(kind, error, trace)
         if self._arena is not None:
             self._arena.close()
             self._arena = None
 
-    def _run(self, started: threading.Event) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._serve(started))
-        self._loop.close()
-
-    async def _serve(self, started: threading.Event) -> None:
-        self._stop = asyncio.Event()
-        app = web.Application(client_max_size=1 << 30)
-        app.router.add_route("*", "/{path:.*}", self._answer)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-        await runner.setup()
+    async def _start(self) -> list[web.AppRunner]:
+        runner = await runner_of(self._answer)
         await web.UnixSite(runner, str(self._path)).start()
-        started.set()
-        await self._stop.wait()
-        await runner.cleanup()
+        return [runner]
 
     def arena(self) -> Arena:
         if self._arena is None:
