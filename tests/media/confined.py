@@ -7,6 +7,7 @@ python -m tests.media.confined FUNCTION     one of the functions below
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import errno
 import functools
@@ -113,16 +114,22 @@ def bomb() -> dict[str, str]:
     """Start threads until an error; return their number."""
 
     def start() -> str:
-        stop = threading.Event()
-        started = 0
+        stop = _thread.allocate_lock()
+        stop.acquire()
+        running: list[int] = []
+
+        def run() -> None:
+            running.append(1)
+            stop.acquire()
+
         threading.stack_size(64 << 10)
         try:
-            while started < 100_000:
-                threading.Thread(target=stop.wait, daemon=True).start()
-                started += 1
+            # `Thread.start` would wait forever for a thread that finds no memory to begin with.
+            for _ in range(20_000):
+                _thread.start_new_thread(run, ())
         except RuntimeError:
-            return str(started)
-        return "no end"
+            pass
+        return str(len(running))
 
     return {"threads": in_child(start, is_foreign=True)}
 

@@ -25,8 +25,10 @@ def media_host(answers: dict[str, Answer]) -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    host = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    host.daemon_threads = True
+    class Host(ThreadingHTTPServer):
+        request_queue_size = 256  # with the default of 5, a client waits seconds for a second SYN
+
+    host = Host(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=host.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

@@ -592,14 +592,15 @@ def test_few_fetches_at_a_time(
             highest = max(highest, running)
             if highest >= most:
                 is_full.set()
-        is_full.wait(4)
+        is_full.wait(30)
         wait.wait(0.05)
         with lock:
             running -= 1
         send(b"x")(request)
 
     async def main() -> list[bytes]:
-        limits = ServeConfig(fetch_allow=(where,), fetch_max_per_host=per_host)
+        times = {"fetch_idle_timeout_s": 60.0, "fetch_total_timeout_s": 60.0}
+        limits = ServeConfig(fetch_allow=(where,), fetch_max_per_host=per_host, **times)
         fetcher = Fetcher(limits)
         sessions = [fetcher.session(max_nbytes=100) for _ in range(num_sessions)]
         fetches = [
