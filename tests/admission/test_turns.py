@@ -45,6 +45,16 @@ def test_what_is_put_back_has_kept_its_place() -> None:
     assert turns.rank(0) < turns.rank(1) < turns.rank(2)
 
 
+def test_tenants_that_had_the_same_keep_their_order_too() -> None:
+    turns: Turns[int] = Turns()
+    for item in range(2):
+        turns.enter(item, share=Share(f"tenant {item}"), cost=1)
+    turns.begin(0)
+    turns.put_back(0)
+    assert turns.first == 0
+    assert turns.rank(0) < turns.rank(1)
+
+
 def test_a_tenant_saves_nothing_up_while_it_is_idle() -> None:
     turns: Turns[str] = Turns()
     for number in range(40):

@@ -47,13 +47,14 @@ class _Turn(Generic[H]):
 class Turns(Generic[H]):
     """Fair scheduler of items with work to do: those that have begun, and those that wait.
 
-    Invariants: a tenant is in ``_ready`` exactly if one of its items waits to begin.
+    Invariants: a tenant is in ``_ready`` exactly if one of its items waits to begin, with the rank of
+    the first of these. So `first` depends on nothing but the ranks.
     """
 
     def __init__(self) -> None:
         self._turns: dict[H, _Turn[H]] = {}
         self._tenants: dict[tuple[str, str], _Tenant[H]] = {}
-        self._ready: Earliest[float, _Tenant[H]] = Earliest()  # tenants with waiting items
+        self._ready: Earliest[Rank, _Tenant[H]] = Earliest()  # tenants with waiting items
         self._now = 0.0
         self._num_arrivals = 0
 
@@ -89,8 +90,7 @@ class Turns(Generic[H]):
         """Mark an item as begun: it waits no more."""
         tenant = self._turns[item].tenant
         tenant.waiting.remove(item)
-        if not tenant.waiting:
-            self._ready.remove(tenant)
+        self._place(tenant)
 
     def put_back(self, item: H) -> None:
         """Return an item that has not begun after all to the waiting ones."""
@@ -102,8 +102,7 @@ class Turns(Generic[H]):
         self._now = max(self._now, tenant.had)
         tenant.had += work / tenant.weight
         tenant.now += work / tenant.num_items
-        if tenant.waiting:
-            self._ready.put(tenant, tenant.had)
+        self._place(tenant)
 
     def leave(self, item: H) -> None:
         """Remove an item whose work is done or cancelled."""
@@ -120,7 +119,15 @@ class Turns(Generic[H]):
 
     def _wait(self, item: H, turn: _Turn[H]) -> None:
         turn.tenant.waiting.put(item, turn.tag)
-        self._ready.put(turn.tenant, turn.tenant.had)
+        self._place(turn.tenant)
+
+    def _place(self, tenant: _Tenant[H]) -> None:
+        """Give a tenant its place among those with waiting items."""
+        first = tenant.waiting.first()
+        if first is not None:
+            self._ready.put(tenant, self.rank(first))
+        elif tenant in self._ready:
+            self._ready.remove(tenant)
 
     def _tenant(self, share: Share) -> _Tenant[H]:
         tenant = self._tenants.get(share.payer)
