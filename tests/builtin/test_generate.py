@@ -15,7 +15,7 @@ from afferent.builtin.pipeline.generate import AnswerWriter, merge
 from afferent.builtin.pipeline.prompt import Detokenizer, PromptBuilder
 from afferent.builtin.pipeline.request import End, Output, TextDelta, Usage
 from afferent.builtin.pipeline.stops import StopMatcher
-from afferent.engines.protocol import Tokens
+from afferent.engines.protocol import Finished, Tokens
 from afferent.errors import StoreFull
 from afferent.media.workers.discover import family_of
 from tests.builtin.frontends import SHAPES, scored_token
@@ -33,7 +33,7 @@ def written(steps: list[list[int]], stops: tuple[str, ...] = ()) -> list[Output]
         outputs += writer.feed(Tokens(tokens, [], scored))
         if isinstance(outputs[-1], End):
             return outputs
-    return outputs + writer.finish("length")
+    return outputs + writer.finish(Finished("length", []))
 
 
 def test_a_character_comes_with_its_last_token_and_entries_at_once() -> None:
@@ -155,7 +155,11 @@ def test_a_character_that_is_cut_ends_as_a_replacement_character() -> None:
         made = [output for token in ids[:length] for output in answer.feed(Tokens([token], []))]
         streamed = "".join(piece.text for piece in made if isinstance(piece, TextDelta))
         assert "\ufffd" not in streamed
-        rest = [piece.text for piece in answer.finish("length") if isinstance(piece, TextDelta)]
+        rest = [
+            piece.text
+            for piece in answer.finish(Finished("length", []))
+            if isinstance(piece, TextDelta)
+        ]
         assert streamed + "".join(rest) == whole.decode(ids[:length])
 
 

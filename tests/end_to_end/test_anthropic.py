@@ -99,6 +99,11 @@ def test_pictures_of_tools(client: anthropic.Anthropic, pictures: list[DrawnImag
     assert message.usage.input_tokens > 40
 
 
+def prompt_of(usage: anthropic.types.Usage) -> int:
+    """Return all tokens of the prompt: the API counts cached ones apart."""
+    return usage.input_tokens + (usage.cache_read_input_tokens or 0)
+
+
 def test_a_stream(client: anthropic.Anthropic, pictures: list[DrawnImage]) -> None:
     messages = [turn(image(pictures[0]), image(pictures[1]), "Name all pictures.")]
     asked = client.messages
@@ -108,10 +113,15 @@ def test_a_stream(client: anthropic.Anthropic, pictures: list[DrawnImage]) -> No
         final = stream.get_final_message()
     assert len(pieces) > 3, "the answer came in one piece"
     assert "".join(pieces) == final.content[0].text == whole.content[0].text
-    assert (final.usage, final.stop_reason) == (whole.usage, whole.stop_reason)
+    assert (prompt_of(final.usage), final.usage.output_tokens, final.stop_reason) == (
+        prompt_of(whole.usage),
+        whole.usage.output_tokens,
+        whole.stop_reason,
+    )
+    assert final.usage.input_tokens == 1, "the rest was computed for the first answer"
     events = list(asked.create(messages=messages, stream=True, **PARAMETERS))
     started = events[0].message
-    assert (started.usage.input_tokens, started.content) == (whole.usage.input_tokens, [])
+    assert (prompt_of(started.usage), started.content) == (prompt_of(whole.usage), [])
 
 
 def test_the_order_of_events(server: Server, pictures: list[DrawnImage]) -> None:
@@ -147,7 +157,7 @@ def test_tokens_are_counted_from_headers_alone(
     counted = asked.count_tokens(model="shapes", messages=messages, system="Answer.")
     assert server.metric("afferent_store_misses_total") == misses
     message = asked.create(messages=messages, system="Answer.", **PARAMETERS)
-    assert counted.input_tokens == message.usage.input_tokens
+    assert counted.input_tokens == prompt_of(message.usage)
     wait_until(lambda: server.metric("afferent_arena_pinned_bytes") == 0)
 
 

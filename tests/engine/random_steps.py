@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from afferent.schedule.step import Chunk
+from afferent.schedule.step import Chunk, Reuse
 from tests.engine.runner_model import GREEDY, NUM_TOKENS, Model, Prepared
 
 
@@ -16,7 +16,7 @@ class RandomSteps:
         self._prepared = {str(number): each for number, each in enumerate(prepared)}
         self._computed = dict.fromkeys(self._prepared, -1)  # -1: not begun
         self.tokens: dict[str, list[int]] = {name: [] for name in self._prepared}
-        self.num_preempted = self.num_mixed = 0
+        self.num_preempted = self.num_mixed = self.num_reused = 0
 
     def run(self) -> None:
         while unfinished := [n for n, t in self.tokens.items() if len(t) < NUM_TOKENS]:
@@ -25,7 +25,9 @@ class RandomSteps:
                 match self._rng.integers(10):
                     case 0:
                         self._drop(name)
-                    case 1 | 2:
+                    case 1:
+                        self._begin_again(name)
+                    case 2:
                         pass
                     case _:
                         chunk = self._next(name)
@@ -38,6 +40,31 @@ class RandomSteps:
             self._model.runner.drop(name)
             self._computed[name] = -1
             self.num_preempted += 1
+
+    def _begin_again(self, name: str) -> None:
+        """Begin a sequence with a part of what is computed of it."""
+        each, computed = self._prepared[name], self._computed[name]
+        if computed < 1 or self._model.runner.info.cross_attention:
+            return
+        known = [*each.prompt.token_ids, *self.tokens[name]]
+        number = min(int(self._rng.integers(1, computed + 1)), len(known) - 1)
+        if not self._model.runner.info.can_split_items:
+            for item in each.items:
+                first = item.placeholder.offset
+                if first < number < first + item.placeholder.length:
+                    number = first
+        is_move = number == computed
+        reuse = Reuse(name, name, number, is_move) if number else None
+        self._model.runner.begin(
+            name,
+            known,
+            each.items,
+            GREEDY,
+            num_answered=len(self.tokens[name]),
+            reuse=reuse,
+        )
+        self._computed[name] = number
+        self.num_reused += reuse is not None
 
     def _next(self, name: str) -> Chunk | None:
         """Return a chunk of random size, or nothing if only the last token is left to compute."""

@@ -1,6 +1,7 @@
 """A worker that executes the scheduler's steps and checks every property of them.
 
-It searches items linearly, counts its resources, and knows the tokens of each sequence.
+It searches items linearly, counts its resources, and knows the tokens of each sequence. In place of
+a KV cache it has the content of each computed position.
 """
 
 from __future__ import annotations
@@ -24,6 +25,16 @@ class Known:
     given: int = 0  # positions before it are prompt or appended input
     computed: int = 0
     awaits: bool = False
+    chosen: list[int] = field(default_factory=list)
+
+    @property
+    def content(self) -> list[tuple[int, bytes, int]]:
+        """The token of each position, its item, and its place in the item."""
+        tokens = [*self.request.token_ids, *self.chosen]
+        content = [(token, b"", 0) for token in tokens]
+        for offset, stop, key in self.items:
+            content[offset:stop] = [(tokens[at], key, at - offset) for at in range(offset, stop)]
+        return content
 
     @property
     def has_work(self) -> bool:
@@ -55,7 +66,8 @@ class NaiveWorker:
     def __init__(self, limits: Limits, sizes: dict[bytes, int], nbytes: dict[bytes, int]) -> None:
         self.limits, self.sizes, self.nbytes = limits, sizes, nbytes
         self.sequences: dict[str, Known] = {}
-        self.started: set[str] = set()  # sequences with computed tokens
+        self.started: set[str] = set()  # sequences with computed tokens, and kept ones
+        self.kv: dict[str, list[tuple[int, bytes, int]]] = {}  # of those with token ids
         self.embeddings: set[bytes] = set()
 
     def add(self, request: Request, arrival: int) -> None:
@@ -76,11 +88,13 @@ class NaiveWorker:
             known.take_up()
         for sequence_id in step.drop:
             self.started.remove(sequence_id)  # each known sequence is dropped once
+            self.kv.pop(sequence_id, None)
             if sequence_id in self.sequences:  # it was preempted
                 known = self.sequences[sequence_id]
                 assert not known.request.session_tokens, "a session is never preempted"
                 assert not known.awaits
                 known.computed, known.given = 0, known.known
+        self._reuse(step)
         for key in step.evict:
             self.embeddings.remove(key)  # each known key is evicted once
         rows = 0
@@ -101,6 +115,31 @@ class NaiveWorker:
         self._check_kv()
         return sampled
 
+    def _reuse(self, step: Step) -> None:
+        for reuse in step.reuse:
+            known = self.sequences[reuse.sequence_id]
+            assert reuse.sequence_id not in self.started
+            assert known.computed == 0
+            assert reuse.source_id not in self.sequences, "the source has ended"
+            kv = self.kv.pop(reuse.source_id) if reuse.is_move else self.kv[reuse.source_id]
+            if reuse.is_move:
+                self.started.remove(reuse.source_id)
+            assert 0 < reuse.num_tokens < known.known
+            assert kv[: reuse.num_tokens] == known.content[: reuse.num_tokens]
+            if not self.limits.can_split_items:
+                cut = [o for o, stop, _ in known.items if o < reuse.num_tokens < stop]
+                assert not cut, "cut in two"
+            self.started.add(reuse.sequence_id)
+            self.kv[reuse.sequence_id] = kv[: reuse.num_tokens]
+            known.computed = reuse.num_tokens
+
+    def _write(self, sequence_id: str, start: int, end: int) -> None:
+        known = self.sequences[sequence_id]
+        if known.request.token_ids:
+            kv = self.kv.setdefault(sequence_id, [])
+            assert len(kv) == start
+            kv += known.content[start:end]
+
     def _prefill(self, step: Step) -> list[str]:
         sampled = []
         for chunk in step.prefill:
@@ -111,6 +150,7 @@ class NaiveWorker:
             assert chunk.start == known.computed
             assert end <= known.given
             assert (chunk.start == 0) == (chunk.sequence_id not in self.started)
+            self._write(chunk.sequence_id, chunk.start, end)
             assert known.needs(chunk.start, end) <= self.embeddings, "computed without embeddings"
             if not (self.limits.can_split_items or known.request.cross_attention):
                 assert not any(offset < end < stop for offset, stop, _ in known.items), "cut in two"
@@ -128,6 +168,7 @@ class NaiveWorker:
             assert not known.awaits
             assert known.left > 0
             assert known.computed == known.known - 1
+            self._write(sequence_id, known.computed, known.known)
             known.computed, known.awaits = known.known, True
         return list(step.decode)
 
@@ -139,14 +180,18 @@ class NaiveWorker:
                 blocks += -(-tokens // self.limits.kv_block_tokens)
         assert blocks <= self.limits.kv_num_blocks
 
-    def token(self, scheduler: Scheduler, sequence_id: str, *, is_eos: bool) -> None:
+    def token(
+        self, scheduler: Scheduler, sequence_id: str, *, is_eos: bool, token_id: int | None = None
+    ) -> None:
         """Record a chosen token; a complete answer ends a sequence, but not a session."""
         known = self.sequences.get(sequence_id)
-        reason = scheduler.record(sequence_id, is_eos=is_eos)
+        reason = scheduler.record(sequence_id, is_eos=is_eos, token_id=token_id)
         if known is None:
             assert reason is None
             return
         known.awaits = False
+        if token_id is not None:
+            known.chosen.append(token_id)
         known.known += 1
         known.left = 0 if is_eos else known.left - 1
         expected = None if known.left else "stop" if is_eos else "length"

@@ -5,7 +5,9 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from afferent.admission.shares import Share
 from afferent.errors import EncoderCacheFull, PromptTooLong
+from afferent.schedule.kept import KeptSequences
 from afferent.schedule.scheduler import Scheduler
 from afferent.schedule.step import UNLIMITED, EncoderInput, Limits, Request, Step
 from afferent.types import Placeholder
@@ -27,6 +29,7 @@ limits = st.builds(
     cache_nbytes=st.sampled_from([108, 120, 999]),
     kv_num_blocks=st.sampled_from([14, 20, 30, 45, 120]),
     kv_block_tokens=st.integers(1, 2),
+    max_num_kept=st.sampled_from([0, 1, 3, 9, 9]),
     lookahead_tokens=st.sampled_from([0, 0, 3, 9]),
     can_split_items=st.booleans(),
 )
@@ -53,6 +56,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start(self, limits: Limits) -> None:
         self.limits = limits
         self.scheduler = Scheduler(limits)
+        self.scheduler._kept = KeptSequences(limits.max_num_kept, least_tokens=2)
         self.worker = NaiveWorker(limits, SIZES, NBYTES)
         self.sampled: list[str] = []
         self.num_arrivals = 0
@@ -73,6 +77,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         items = laid_out(gaps[:3] if is_cross else gaps, flat=is_cross)
         end = 0 if is_cross else max((i.placeholder.offset + i.placeholder.length for i in items),
                                      default=0)  # fmt: skip
+        tokens = [1 + (number % 3 == 0 and at % 5 == 4) for at in range(end + tail)]
         request = Request(
             id=f"{kind}{number}",
             num_tokens=end + tail,
@@ -80,6 +85,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             items=items,
             cross_attention=is_cross,
             session_tokens=40 if kind == "session" else 0,
+            token_ids=tokens if kind == "prompt" else (),
+            share=Share(tenant="ab"[number % 7 == 0]),
         )
         try:
             self.scheduler.add(request)
@@ -135,6 +142,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         rows = sum(SIZES[each.key] for each in step.encode)
         assert rows <= num_embeds or len(step.encode) == 1
         self.sampled += self.worker.do(step)
+        assert self.scheduler._kept.num_blocks <= self.scheduler.num_kv_blocks_free
+        assert self.scheduler.num_kept <= self.limits.max_num_kept
         self.check_embeddings()
         self.check_first_in_line(step)
         if step.is_empty:
@@ -144,7 +153,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def tokens(self, is_eos: bool) -> None:
         """All chosen tokens arrive."""
         for n, sequence_id in enumerate(self.sampled):
-            self.worker.token(self.scheduler, sequence_id, is_eos=is_eos and n % 2 == 0)
+            self.worker.token(
+                self.scheduler,
+                sequence_id,
+                is_eos=is_eos and n % 2 == 0,
+                token_id=1 + n % 2 if sequence_id.startswith("prompt") else None,
+            )
         self.sampled = []
 
     @rule(is_eos=st.sampled_from([False, False, True]), num_steps=st.integers(1, 3))
@@ -228,9 +242,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.step()
             self.tokens(is_eos=False)
         assert not self.worker.sequences, "somebody starved"
-        while not self.scheduler.next_step().is_empty:
-            pass
+        self.step()
+        self.step()
         scheduler = self.scheduler
+        assert scheduler.next_step().is_empty
+        kept = set(scheduler._kept._kept)
+        assert set(self.worker.kv) == kept, "nothing is left but what is kept"
         assert scheduler.num_running == scheduler.num_waiting == 0
         assert scheduler.cache.num_evictable == len(scheduler.cache)
         assert scheduler.num_kv_blocks_free == self.limits.kv_num_blocks

@@ -67,6 +67,7 @@ class Core:
             max_num_batched_tokens=8,
             max_num_batched_embeds=16,
             encoder_cache_nbytes=1200,
+            prefix_cache_requests=3,
             kv_budget=KvBudget(num_tokens=64),
             step_timeout_s=1.0,
         )
@@ -83,7 +84,7 @@ class Rank(Blocking):
         self._rng = random.Random(f"{self._plan.seed} {self._process.start_ticks}")
         self._embeddings: dict[bytes, int] = {}
         self._begun: dict[str, m.Begin] = {}
-        self._seen: dict[str, int] = {}
+        self._seen: dict[str, dict[int, int]] = {}  # what was read, by sequence and offset
         try:
             self._follow(wire.SyncChannel(wire.connect(CORE, timeout_s=30.0)))
         except AfferentError:
@@ -113,9 +114,22 @@ class Rank(Blocking):
             finally:
                 self._store.forget(work.lease)
         for begin in work.begin:
-            self._begun[begin.sequence_id], self._seen[begin.sequence_id] = begin, 0
+            self._begin(begin)
         self._compute(work, done)
         return done
+
+    def _begin(self, begin: m.Begin) -> None:
+        self._seen[begin.sequence_id] = {}
+        if (reuse := begin.reuse) is not None:
+            source = self._begun[reuse.source_id]
+            number = reuse.num_tokens
+            if _content(source, number) != _content(begin, number):
+                self._world.machine.violate("engine: a prompt begins with another one's content")
+            seen = self._seen[reuse.source_id]
+            self._seen[begin.sequence_id] = {at: seen[at] for at in seen if at < number}
+            if reuse.is_move:
+                del self._begun[reuse.source_id]
+        self._begun[begin.sequence_id] = begin
 
     def _encode(self, work: m.Work, done: m.WorkDone) -> None:
         """Read the items of a step, as `ItemEncoder` does."""
@@ -147,7 +161,16 @@ class Rank(Blocking):
                 if chunk.start <= item.placeholder.offset < chunk.start + chunk.num_tokens:
                     if item.key not in self._embeddings:
                         self._world.machine.violate(f"engine: {item.key[:1]!r} is not encoded")
-                    self._seen[chunk.sequence_id] += self._embeddings.get(item.key, 0)
+                    seen = self._embeddings.get(item.key, 0)
+                    self._seen[chunk.sequence_id][item.placeholder.offset] = seen
         sampled = [chunk.sequence_id for chunk in work.prefill if chunk.samples]
         for name in [*sampled, *work.decode]:
-            done.chosen.append(Chosen(name, 1000 + self._seen[name]))
+            done.chosen.append(Chosen(name, 1000 + sum(self._seen[name].values())))
+
+
+def _content(begun: m.Begin, num_tokens: int) -> object:
+    """Return the first tokens of a prompt, and the items that begin among them."""
+    items = [
+        (item.key, item.placeholder) for item in begun.items if item.placeholder.offset < num_tokens
+    ]
+    return begun.token_ids[:num_tokens], items

@@ -47,8 +47,8 @@ class _Turn(Generic[H]):
 class Turns(Generic[H]):
     """Fair scheduler of items with work to do: those that have begun, and those that wait.
 
-    Invariants: a tenant is in ``_ready`` exactly if one of its items waits to begin, with the rank of
-    the first of these. So `first` depends on nothing but the ranks.
+    Invariants: a tenant is in ``_ready`` exactly if one of its items waits to begin, with the rank
+    of the first of these. So `first` depends on nothing but the ranks.
     """
 
     def __init__(self) -> None:

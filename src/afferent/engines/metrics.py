@@ -52,6 +52,12 @@ _OF_ENGINE: tuple[Observed[EngineStats], ...] = (
     ),
     observed(
         "counter",
+        "afferent_engine_cached_tokens_total",
+        "Positions of prompts that were taken from the KV cache of earlier requests",
+        lambda engine: engine.num_cached_tokens,
+    ),
+    observed(
+        "counter",
         "afferent_engine_preemptions_total",
         "Requests that had to begin again for want of room",
         lambda engine: engine.num_preempted,

@@ -55,11 +55,14 @@ class Tokens(Struct, frozen=True):
         token_ids: At least one token.
         spans: New spans of the request's trace; may be empty.
         logprobs: An entry for each token if the request asked for them, and none otherwise.
+        num_cached: In the first event after `Accepted`: the number of the prompt's tokens whose KV
+            cache was there already.
     """
 
     token_ids: list[int]
     spans: list[Span]
     logprobs: list[TokenLogprobs] = []
+    num_cached: int = 0
 
 
 class Finished(Struct, frozen=True):
@@ -70,11 +73,13 @@ class Finished(Struct, frozen=True):
         spans: The rest of the request's trace; may be empty.
         token_id: The token that ended the answer, which `Tokens` never contain; ``None``: no such
             token, or not reported.
+        num_cached: As in `Tokens`.
     """
 
     reason: Literal["stop", "length"]
     spans: list[Span]
     token_id: int | None = None
+    num_cached: int = 0
 
 
 EngineEvent = Accepted | Tokens | Finished
@@ -182,6 +187,7 @@ class EngineStats(Struct, array_like=True, forbid_unknown_fields=True):
         num_steps: Steps.
         num_prompt_tokens: Positions computed in chunks, after a preemption again.
         num_decode_tokens: Computed positions of answers.
+        num_cached_tokens: Positions of prompts taken from the KV cache of earlier requests.
         num_preempted: Requests that had to begin again for lack of space.
         num_restarts: Number of times that workers were lost.
         num_embeddings_found: Items whose embeddings were in the store.
@@ -195,6 +201,7 @@ class EngineStats(Struct, array_like=True, forbid_unknown_fields=True):
     num_steps: int = 0
     num_prompt_tokens: int = 0
     num_decode_tokens: int = 0
+    num_cached_tokens: int = 0
     num_preempted: int = 0
     num_restarts: int = 0
     num_embeddings_found: int = 0

@@ -10,6 +10,9 @@ Pure logic, events in and actions out:
   weights, and a small prompt does not wait behind a large one.
 - **Memory is first come, first served.** The earliest sequence has the first pick of the encoder
   cache and of the KV cache. If space is short, the latest sequence is preempted.
+- **Beginnings are computed once.** The KV cache of a sequence stays after its end, in blocks that
+  no running sequence needs, for prompts of the same tenant that begin with the same tokens and
+  items.
 - **Cost.** Work follows the running sequences and their windows, not all sequences that ever ran.
 
 A step counts as done when it is returned, because workers do steps in order. A sequence whose token
@@ -27,6 +30,7 @@ from afferent.admission.turns import Turns
 from afferent.errors import EncoderCacheFull, InvalidRequest
 from afferent.schedule.allotment import Allotment, allot
 from afferent.schedule.encoder_cache import EncoderCache
+from afferent.schedule.kept import KeptSequences
 from afferent.schedule.kv_cache import KvCache
 from afferent.schedule.sequence import Input, Sequence
 from afferent.schedule.step import (
@@ -36,6 +40,7 @@ from afferent.schedule.step import (
     Limits,
     Placed,
     Request,
+    Reuse,
     Step,
 )
 from afferent.schedule.step_builder import StepBuilder
@@ -63,7 +68,9 @@ class Scheduler:
         >>> scheduler.next_step().decode
         ['a']
 
-    Invariants: a sequence is either waiting or running until it ends.
+    Invariants:
+        - A sequence is either waiting or running until it ends.
+        - Kept sequences change nothing but where a sequence begins: their blocks count as free.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -74,6 +81,8 @@ class Scheduler:
         self._turns: Turns[str] = Turns()  # all sequences with uncomputed prompt
         self._answers: Served[str] = Served()  # answer tokens by request, of the running sequences
         self._dropped: list[str] = []
+        self._reused: dict[str, Reuse] = {}  # of this step, by the sequence that begins
+        self._kept = KeptSequences(limits.max_num_kept)
         self._ended: deque[Sequence] = deque()
         self._reset_caches()
 
@@ -95,6 +104,11 @@ class Scheduler:
     @property
     def num_kv_blocks_free(self) -> int:
         return self._kv.num_free
+
+    @property
+    def num_kept(self) -> int:
+        """Number of sequences that have ended, and whose KV caches the workers have still."""
+        return len(self._kept)
 
     @property
     def kv_in_use(self) -> float:
@@ -172,7 +186,9 @@ class Scheduler:
         session.append(Input(self._num_arrivals, num_tokens, max_tokens, items))
         self._num_arrivals += 1
 
-    def record(self, sequence_id: str, *, is_eos: bool) -> FinishReason | None:
+    def record(
+        self, sequence_id: str, *, is_eos: bool, token_id: int | None = None
+    ) -> FinishReason | None:
         """Record that the workers chose a token; return the reason if the answer is complete.
 
         After a complete answer a session waits for input; any other sequence has ended. A sequence
@@ -181,11 +197,11 @@ class Scheduler:
         sequence = self._running.get(sequence_id)
         if sequence is None or not sequence.awaits_token:
             return None
-        sequence.on_token(is_eos=is_eos)
+        sequence.on_token(is_eos=is_eos, token_id=token_id)
         if sequence.tokens_left > 0:
             return None
         if not sequence.is_session:
-            self._end(sequence)
+            self._end(sequence, may_keep=True)
         return FinishReason.STOP if is_eos else FinishReason.LENGTH
 
     def abort(self, sequence_id: str) -> None:
@@ -204,12 +220,13 @@ class Scheduler:
     def clear(self) -> list[str]:
         """Remove all sequences after the workers and their caches are lost; return their ids."""
         lost = [*self._running, *self._waiting]
-        self._ended += [*self._running.values(), *self._waiting.values()]
+        self._ended += [*self._running.values(), *self._waiting.values(), *self._kept.clear()]
         self._running.clear()
         self._waiting.clear()
         self._turns = Turns()
         self._answers.clear()
         self._dropped.clear()
+        self._reused.clear()
         self._reset_caches()
         return lost
 
@@ -250,8 +267,12 @@ class Scheduler:
             encode=builder.encode,
             prefill=builder.prefill,
             decode=builder.decode,
+            reuse=list(self._reused.values()),
         )
-        self._dropped = []
+        self._dropped, self._reused = [], {}
+        # In the next step: this one may begin with them.
+        for kept in self._kept.shrink(self._kv.num_free):
+            self._drop(kept)
         # Release after the report: a step must not evict what it reads.
         for sequence in builder.advanced:
             self._release_consumed(sequence)
@@ -397,7 +418,10 @@ class Scheduler:
         """Queue a preempted sequence at no cost: it was charged when it first began."""
         del self._running[victim.id]
         self._answers.leave(victim.answer_of, victim.share)
-        if victim.num_computed > 0:
+        if (reuse := self._reused.pop(victim.id, None)) is not None:  # it has not begun
+            if reuse.is_move:
+                self._dropped.append(reuse.source_id)
+        elif victim.num_computed > 0:
             self._dropped.append(victim.id)
         victim.rewind()
         self._waiting[victim.id] = victim
@@ -421,7 +445,23 @@ class Scheduler:
             first.is_running = True
             if first.is_session:
                 self._kv.reserve(first)
+            else:
+                self._reuse(first)
             builder.visit(first)
+
+    def _reuse(self, sequence: Sequence) -> None:
+        """Let a sequence begin with the KV cache of one that has ended, if there is one."""
+        if not len(self._kept) or not sequence.gather_tokens():
+            return
+        found = self._kept.reuse(sequence, splits_items=self._limits.can_split_items)
+        if found is None:
+            return
+        reuse, source = found
+        self._reused[sequence.id] = reuse
+        self._kv.grow(sequence, reuse.num_tokens)
+        sequence.begin_after(reuse.num_tokens)
+        if reuse.is_move:
+            self._ended.append(source)
 
     def _charge(self, builder: StepBuilder) -> None:
         for sequence_id, work in builder.work.items():
@@ -447,18 +487,34 @@ class Scheduler:
         if sequence.is_session:
             index.drop_consumed(sequence.num_computed)
 
-    def _end(self, sequence: Sequence) -> None:
+    def _end(self, sequence: Sequence, *, may_keep: bool = False) -> None:
+        """End a sequence.
+
+        Args:
+            may_keep: Whether the workers have done all its steps, so that its KV cache can stay.
+        """
         self._leave_turns(sequence)
-        if sequence.is_running:
-            del self._running[sequence.id]
-            self._answers.leave(sequence.answer_of, sequence.share)
-            self._kv.release(sequence)
-            self._cache.release_all(sequence.id)
-            if sequence.num_computed > 0:
-                self._dropped.append(sequence.id)
-        else:
+        if not sequence.is_running:
             del self._waiting[sequence.id]
-        self._ended.append(sequence)
+            self._ended.append(sequence)
+            return
+        del self._running[sequence.id]
+        self._answers.leave(sequence.answer_of, sequence.share)
+        num_blocks = sequence.num_blocks
+        self._kv.release(sequence)
+        self._cache.release_all(sequence.id)
+        if may_keep and self._limits.max_num_kept and sequence.gather_tokens():
+            sequence.num_blocks = num_blocks
+            for contained in self._kept.add(sequence):
+                self._drop(contained)
+        else:
+            self._drop(sequence)
+
+    def _drop(self, ended: Sequence) -> None:
+        """Have the workers drop a sequence that has ended."""
+        if ended.num_computed > 0:
+            self._dropped.append(ended.id)
+        self._ended.append(ended)
 
     def _shed(self) -> None:
         """Destroy a few items of sequences that have ended."""

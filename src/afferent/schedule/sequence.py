@@ -6,12 +6,16 @@ from collections import deque
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from afferent.admission.shares import NAMELESS, Share
 from afferent.errors import InvalidPlaceholders, InvalidRequest, PromptTooLong
 from afferent.schedule.step import EncoderInput, Placed, Request
 from afferent.schedule.window import CrossAttentionIndex, WindowIndex
 
 Index = WindowIndex[EncoderInput]
+_NO_TOKENS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +62,27 @@ class Sequence:
     """The last step found no space in the encoder cache for an item that it needed to advance."""
     was_held_up: bool = False
     """The last step gave it tokens, and it could not use them for lack of space."""
+    tokens: NDArray[np.int64] = field(default_factory=lambda: _NO_TOKENS)
+    """Known tokens, without those in ``chosen``; empty if its KV cache is not kept."""
+    chosen: list[int] = field(default_factory=list)
+    """Tokens chosen since the last `gather_tokens`."""
 
     @classmethod
     def of(cls, request: Request, *, arrival: int) -> Sequence:
         """Return the sequence of a new request.
 
         Raises:
-            InvalidRequest: It has no token, or requests no answer.
+            InvalidRequest: It has no token, requests no answer, or has other tokens than it says.
             InvalidPlaceholders: Its items are not in order, overlap or leave the prompt.
             PromptTooLong: A session's first input exceeds its own limit.
         """
         is_session = request.session_tokens > 0
         if request.num_tokens < 1 or request.max_tokens < (0 if is_session else 1):
             raise InvalidRequest("a prompt and an answer need one token at least")
+        if request.token_ids and len(request.token_ids) != request.num_tokens:
+            raise InvalidRequest(
+                f"a prompt of {request.num_tokens} tokens has {len(request.token_ids)} token ids"
+            )
         if is_session and request.cross_attention:
             raise InvalidRequest("an encoder-decoder model takes no further input: no sessions")
         sequence = cls(
@@ -84,6 +96,7 @@ class Sequence:
             share=request.share,
             answer_of=request.answer_of or request.id,
             prefill_end=request.num_tokens,
+            tokens=np.array(request.token_ids, np.int64),
         )
         sequence._check_length(sequence.max_known)
         return sequence
@@ -149,8 +162,22 @@ class Sequence:
         self.tokens_left = more.max_tokens
         return placed
 
-    def on_token(self, *, is_eos: bool) -> None:
+    def begin_after(self, num_tokens: int) -> None:
+        """Begin with so many positions computed already."""
+        self.num_computed = num_tokens
+        self.num_acquired = self.num_released = self.index.num_consumed(num_tokens)
+
+    def gather_tokens(self) -> bool:
+        """Put all known tokens into ``tokens``; return whether they are known here."""
+        if self.chosen:
+            self.tokens = np.append(self.tokens, np.array(self.chosen, np.int64))
+            self.chosen.clear()
+        return len(self.tokens) == self.num_known
+
+    def on_token(self, *, is_eos: bool, token_id: int | None = None) -> None:
         """Record a chosen token: it is known now, and computed next."""
+        if token_id is not None:
+            self.chosen.append(token_id)
         self.awaits_token = False
         self.num_known += 1
         self.tokens_left -= 1

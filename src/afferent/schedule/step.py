@@ -55,6 +55,8 @@ class Limits:
     """Blocks of the KV cache."""
     kv_block_tokens: int = 16
     """Positions that fit in one block."""
+    max_num_kept: int = 0
+    """Sequences whose KV caches stay after their end, in blocks that no running sequence needs."""
     lookahead_tokens: int = 0
     """Distance after a chunk within which items are encoded with it, if there is space.
 
@@ -84,7 +86,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            least = 0 if field.name in ("lookahead_tokens", "can_split_items") else 1
+            least = (
+                0 if field.name in ("lookahead_tokens", "max_num_kept", "can_split_items") else 1
+            )
             if getattr(self, field.name) < least:
                 raise ConfigError(f"{field.name} is below {least}")
         if self.max_num_batched_tokens < self.most_decodes:
@@ -132,6 +136,10 @@ class Request:
     """Number of sequences with this ``answer_of``: a large request for fair turns has many."""
     cross_attention: bool = False
     """The model is an encoder-decoder: its items are all at offset 0, beside the prompt."""
+    token_ids: Sequence[int] = ()
+    """The prompt's tokens, if it may begin with the KV cache of an earlier sequence (`Step.reuse`),
+    and if later ones may begin with its own. `Scheduler.record` is given its answer's tokens, too.
+    """
 
 
 class Placed(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -152,7 +160,8 @@ class Encode(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 class Chunk(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Compute the positions ``[start, start + num_tokens)`` of a sequence.
 
-    A chunk at 0 begins the sequence, or begins it again after a preemption. With ``samples``, the
+    A chunk at 0 begins the sequence, or begins it again after a preemption; `Step.reuse` begins
+    others. With ``samples``, the
     chunk ends at the last known token, and the workers choose the next one.
     """
 
@@ -162,11 +171,27 @@ class Chunk(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     samples: bool
 
 
+class Reuse(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Begin a sequence with the computed positions of one that has ended, which begins alike.
+
+    Attributes:
+        sequence_id: The sequence that begins; its chunks continue after these positions.
+        source_id: The sequence that has ended; `Step.drop` has not named it.
+        num_tokens: Number of the positions.
+        is_move: Whether the source ends with this; if not, its positions are copied.
+    """
+
+    sequence_id: str
+    source_id: str
+    num_tokens: int
+    is_move: bool
+
+
 class Step(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Work of the workers, in the order of the fields. Deltas only."""
 
     drop: list[str]
-    """Sequences that ended or are preempted: the workers drop their computed state."""
+    """Sequences that are preempted, or ended and are not kept: the workers drop their state."""
     evict: list[bytes]
     """Keys of embeddings to drop."""
     placed: list[Placed]
@@ -174,8 +199,10 @@ class Step(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     prefill: list[Chunk]
     decode: list[str]
     """Sequences that compute the token chosen last, and choose the next."""
+    reuse: list[Reuse] = []
+    """Sequences that begin in this step, before any chunk of it."""
 
     @property
     def is_empty(self) -> bool:
         lists = (self.drop, self.evict, self.placed, self.encode, self.prefill, self.decode)
-        return not any(lists)
+        return not any(lists) and not self.reuse

@@ -68,7 +68,7 @@ def frame(value: object) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
-def usage(usages: Sequence[Usage]) -> dict[str, int]:
+def usage(usages: Sequence[Usage]) -> dict[str, Any]:
     """Sum up the usage; the prompt counts once for any number of answers."""
     prompt = usages[0].prompt_tokens
     completion = sum(each.completion_tokens for each in usages)
@@ -76,4 +76,5 @@ def usage(usages: Sequence[Usage]) -> dict[str, int]:
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": usages[0].cached_tokens},
     }

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from afferent.builtin.engine.asked_form import Form
 from afferent.engines.protocol import Chosen, EngineInfo
 from afferent.engines.remote.messages import FromFrontend
-from afferent.schedule.step import Chunk
+from afferent.schedule.step import Chunk, Reuse
 from afferent.types import (
     Failure,
     Handle,
@@ -109,6 +109,7 @@ class BegunItem(_Message):
 class Begin(_Message):
     """New sequence, or a preempted one that begins again with its answer so far: the last
     ``num_answered`` tokens. ``form_nbytes``: memory that the format of its answer takes.
+    ``reuse``: it begins with the KV cache of a sequence that has ended.
     """
 
     sequence_id: str
@@ -117,6 +118,7 @@ class Begin(_Message):
     sampling: Sampling
     num_answered: NonNegative = 0
     form_nbytes: NonNegative = 0
+    reuse: Reuse | None = None
 
 
 class EncodeItem(_Message):

@@ -32,6 +32,14 @@ class ReferenceSettings(Settings, frozen=True, kw_only=True, forbid_unknown_fiel
         Group.COMMON,
         ge=0,
     )
+    prefix_cache_requests: int = setting(
+        64,
+        "ended requests whose KV cache stays for prompts that begin alike, until running requests "
+        "need its memory; 0: none",
+        Group.ENGINE,
+        ge=0,
+        le=4096,
+    )
     max_num_batched_tokens: int = setting(
         512,
         "tokens computed in a step: longer prompts are done in chunks, and who comes waits for one",

@@ -19,7 +19,7 @@ from afferent.builtin.pipeline.request import (
     WriteScored,
 )
 from afferent.builtin.pipeline.stops import StopMatcher
-from afferent.engines.protocol import Tokens
+from afferent.engines.protocol import Finished, Tokens
 from afferent.types import TokenLogprobs
 
 T = TypeVar("T")
@@ -44,9 +44,11 @@ class AnswerWriter:
     stop_token_ids: tuple[int, ...] = ()
     calls: CallReader | None = None
     num_tokens: int = field(default=0, init=False)
+    num_cached: int = field(default=0, init=False)
 
     def feed(self, tokens: Tokens) -> list[Output]:
         """Return the next piece; and the end, if a stop string was met."""
+        self.num_cached += tokens.num_cached
         text = self._text(tokens.token_ids)
         scored: tuple[ScoredToken, ...] = ()
         if (write := self.write_scored) is not None:
@@ -63,14 +65,10 @@ class AnswerWriter:
             outputs.append(self._end("stop", self.matcher.met))
         return outputs
 
-    def finish(
-        self, reason: Literal["stop", "length"], token_id: int | None = None
-    ) -> list[Output]:
-        """Return the rest, when the engine has ended the answer.
-
-        Args:
-            token_id: Token that ended it, if the engine reports one.
-        """
+    def finish(self, finished: Finished) -> list[Output]:
+        """Return the rest, when the engine has ended the answer."""
+        token_id = finished.token_id
+        self.num_cached += finished.num_cached
         text = self.matcher.flush()
         if token_id is not None and self.matcher.is_included:
             self.num_tokens += 1
@@ -80,7 +78,7 @@ class AnswerWriter:
         if self.calls is not None:
             outputs += self.calls.flush()
         stop = token_id if token_id in self.stop_token_ids else None
-        return [*outputs, self._end(reason, stop)]
+        return [*outputs, self._end(finished.reason, stop)]
 
     def _text(self, token_ids: Sequence[int]) -> str:
         num_early = min(max(0, self.min_tokens - self.num_tokens), len(token_ids))
@@ -95,7 +93,8 @@ class AnswerWriter:
         return [TextDelta(text, self.index)] if text else []
 
     def _end(self, reason: Literal["stop", "length"], stop: str | int | None = None) -> End:
-        return End(reason, Usage(self.num_prompt_tokens, self.num_tokens), self.index, stop)
+        usage = Usage(self.num_prompt_tokens, self.num_tokens, self.num_cached)
+        return End(reason, usage, self.index, stop)
 
     def _scored(self, write: WriteScored, token: int, logprobs: TokenLogprobs) -> ScoredToken:
         text_of = self.detokenizer.text_of

@@ -271,9 +271,9 @@ class Pipeline:
                             if writer.num_tokens == 0:
                                 trace.stage(start_ns, "first_token")
                             outputs = writer.feed(event)
-                        case Finished(reason, spans, token_id):
+                        case Finished(_, spans):
                             trace.add(spans)
-                            outputs = writer.finish(reason, token_id)
+                            outputs = writer.finish(event)
                     for output in outputs:
                         yield output
                     if outputs and isinstance(outputs[-1], End):

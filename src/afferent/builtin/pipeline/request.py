@@ -202,6 +202,8 @@ class SamplingDefaults:
 class Usage:
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
+    """Tokens of the prompt whose KV cache was there already."""
 
 
 class RenderedItem(Struct, frozen=True):

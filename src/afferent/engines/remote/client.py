@@ -147,10 +147,10 @@ class RemoteEngine:
         match message:
             case m.RequestAccepted():
                 queue.put_nowait(Accepted())
-            case m.RequestTokens(token_ids=token_ids, spans=spans, logprobs=logprobs):
-                queue.put_nowait(Tokens(token_ids, spans, logprobs))
-            case m.RequestFinished(reason=reason, spans=spans, token_id=token_id):
-                queue.put_nowait(Finished(reason, spans, token_id))
+            case m.RequestTokens(_, token_ids, spans, logprobs, num_cached):
+                queue.put_nowait(Tokens(token_ids, spans, logprobs, num_cached))
+            case m.RequestFinished(_, reason, spans, token_id, num_cached):
+                queue.put_nowait(Finished(reason, spans, token_id, num_cached))
             case m.RequestFailed(failure=failure):
                 queue.put_nowait(error_from(failure.code, failure.message))
 

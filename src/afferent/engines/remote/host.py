@@ -138,7 +138,7 @@ def _message(request_id: str, event: EngineEvent) -> m.RequestEvent:
     match event:
         case Accepted():
             return m.RequestAccepted(request_id)
-        case Tokens(token_ids, spans, logprobs):
-            return m.RequestTokens(request_id, token_ids, spans, logprobs)
-        case Finished(reason, spans, token_id):
-            return m.RequestFinished(request_id, reason, spans, token_id)
+        case Tokens(token_ids, spans, logprobs, num_cached):
+            return m.RequestTokens(request_id, token_ids, spans, logprobs, num_cached)
+        case Finished(reason, spans, token_id, num_cached):
+            return m.RequestFinished(request_id, reason, spans, token_id, num_cached)

@@ -12,13 +12,13 @@ from afferent.errors import FormatError
 from afferent.runtime.versions import mismatch, version_behind
 from afferent.types import Failure, NonNegative, RequestId, Span, TokenLogprobs, decode
 
-VERSION = 5
+VERSION = 6
 """Version of all messages between frontends and an engine.
 
 The version's position in `FrontendHello` and in `Refused` never changes, so that processes of any
 two versions can name both.
 """
-SCHEMA = "5-b3b8c049e73ac2362bbae47bdaf84651"
+SCHEMA = "6-af85d5d88a2756e22ffb11b3a94a559b"
 """The version, and the digest of its messages (`tests.wire_schema`)."""
 
 
@@ -72,6 +72,7 @@ class RequestTokens(_Message, tag="tokens"):
     token_ids: list[int]
     spans: list[Span]
     logprobs: list[TokenLogprobs]
+    num_cached: NonNegative = 0
 
 
 class RequestFinished(_Message, tag="finished"):
@@ -79,6 +80,7 @@ class RequestFinished(_Message, tag="finished"):
     reason: Literal["stop", "length"]
     spans: list[Span]
     token_id: int | None = None
+    num_cached: NonNegative = 0
 
 
 class RequestFailed(_Message, tag="failed"):

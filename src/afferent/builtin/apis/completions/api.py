@@ -134,7 +134,7 @@ class _Reply:
     def fail(self, error: AfferentError) -> list[bytes]:
         return [openai.frame(COMPLETIONS.error_body(error, self._request_id))]
 
-    def _event(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> bytes:
+    def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
         known = {"usage": usage} if self._with_usage else {}
         return openai.frame({**self._head, "choices": choices, **known})
 

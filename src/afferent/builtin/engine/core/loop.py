@@ -30,7 +30,7 @@ from afferent.engines.remote import messages as remote
 from afferent.errors import AfferentError, ConnectionClosed, FormatError, InternalError, WorkerDied
 from afferent.runtime import wire
 from afferent.schedule.scheduler import Scheduler
-from afferent.schedule.step import EncoderInput, Limits, Request, Step
+from afferent.schedule.step import EncoderInput, Limits, Request, Reuse, Step
 from afferent.types import Failure, Sampling, Span, encode, span_since
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,8 @@ class _Running:
     form_nbytes: int = 0
     has_begun: bool = False
     is_pinned: bool = False
+    num_cached: int = 0
+    """Positions of its prompt that were computed for an earlier request; 0 once it is reported."""
     num_let_go: int = 0
     """Number of items that are unpinned, from the first on."""
 
@@ -191,6 +193,7 @@ class EngineLoop:
             answer_of=request.answer_of,
             num_answers=request.num_answers,
             cross_attention=self._info.cross_attention,
+            token_ids=() if self._info.cross_attention else request.token_ids,
         )
 
     # Steps
@@ -211,6 +214,7 @@ class EngineLoop:
         self._stats.num_steps += 1
         drop, evict = step.drop, step.evict
         begin = [self._begin(chunk.sequence_id) for chunk in step.prefill if chunk.start == 0]
+        begin += [self._begin(reuse.sequence_id, reuse) for reuse in step.reuse]
         if step.encode or (begin and self._ranks.may_differ):
             failed = await self._prepare(step, begin)
             # Some workers may have embeddings that others failed to compute.
@@ -220,7 +224,7 @@ class EngineLoop:
         self._let_go_of_encoded(step)
         prefill = [chunk for chunk in step.prefill if chunk.sequence_id in self._requests]
         decode = [sequence_id for sequence_id in step.decode if sequence_id in self._requests]
-        if not (drop or evict or prefill or decode):
+        if not (drop or evict or begin or prefill or decode):
             return
         work = m.Work(
             next(self._numbers),
@@ -272,9 +276,12 @@ class EngineLoop:
             failed |= dict(answer.failed_items)
         return failed
 
-    def _begin(self, sequence_id: str) -> m.Begin:
+    def _begin(self, sequence_id: str, reuse: Reuse | None = None) -> m.Begin:
         run = self._requests[sequence_id]
         self._stats.num_preempted += run.has_begun
+        if reuse is not None:
+            self._stats.num_cached_tokens += reuse.num_tokens
+            run.num_cached = 0 if run.has_begun else reuse.num_tokens
         run.has_begun = True
         items = [
             m.BegunItem(item.modality, item.key, item.placeholder, grids)
@@ -288,6 +295,7 @@ class EngineLoop:
             run.request.sampling,
             len(run.answer),
             run.form_nbytes,
+            reuse,
         )
 
     def _take(self, work: m.Work, answers: list[m.WorkDone]) -> None:
@@ -316,20 +324,26 @@ class EngineLoop:
     def _on_token(self, run: _Running, choice: Chosen) -> None:
         request, token = run.request, choice.token_id
         is_eos = self._ends(token, request.sampling)
-        reason = self._scheduler.record(request.request_id, is_eos=is_eos)
+        reason = self._scheduler.record(request.request_id, is_eos=is_eos, token_id=token)
         if not run.answer:
             run.decode_start_ns = time.monotonic_ns()
         run.answer.append(token)
+        num_cached, run.num_cached = run.num_cached, 0
         if not is_eos:
             spans, run.spans = run.spans, []
             logprobs = [choice.logprobs] if choice.logprobs is not None else []
-            run.reply(remote.RequestTokens(request.request_id, [token], spans, logprobs))
+            tokens = remote.RequestTokens(request.request_id, [token], spans, logprobs, num_cached)
+            run.reply(tokens)
+            num_cached = 0
         if reason is not None:
             note = f"{len(run.answer) - 1} more tokens"
             span = span_since(run.decode_start_ns, "worker", "decode_tokens", note=note)
             run.spans.append(msgspec.structs.replace(span, pid=self._ranks.pid))
             last = token if is_eos else None
-            run.reply(remote.RequestFinished(request.request_id, reason.value, run.spans, last))
+            finished = remote.RequestFinished(
+                request.request_id, reason.value, run.spans, last, num_cached
+            )
+            run.reply(finished)
             del self._requests[request.request_id]
             self._let_go(run)
 

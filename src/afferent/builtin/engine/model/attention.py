@@ -29,6 +29,17 @@ class SequenceKvCache:
         self._capacity = max(capacity, _LEAST_CAPACITY)
         self._layers: dict[tuple[int, str], torch.Tensor] = {}
 
+    def begin_with(self, other: SequenceKvCache, num_tokens: int, *, is_move: bool) -> None:
+        """Take the first positions of another sequence, which ends if they are moved."""
+        if is_move:
+            self._layers = other._layers
+            return
+        for place, held in other._layers.items():
+            heads, _, head_dim = held.shape
+            copied = held.new_empty((heads, max(self._capacity, num_tokens), head_dim))
+            copied[:, :num_tokens] = held[:, :num_tokens]
+            self._layers[place] = copied
+
     def put(self, layer: int, kind: str, start: int, new: torch.Tensor) -> torch.Tensor:
         """Store ``(heads, num_tokens, head_dim)`` as the positions from ``start`` on.
 

@@ -62,6 +62,16 @@ class Decoder(Protocol):
             InternalError: An item does not fit the prompt.
         """
 
+    def reuse(self, state: Any, source: Any, *, num_tokens: int, is_move: bool) -> None:
+        """Give a new sequence the first ``num_tokens`` computed positions of another one.
+
+        Args:
+            is_move: Whether the source is not used any more.
+
+        Raises:
+            InternalError: The model's positions can't be reused.
+        """
+
     def check(self, chunk: SequenceChunk, embeddings: Mapping[bytes, Embeddings]) -> None:
         """Check the embeddings of a chunk.
 

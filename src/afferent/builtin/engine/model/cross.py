@@ -49,6 +49,10 @@ class CrossDecoder:
         caches = [DynamicCache(config=self._config) for _ in range(2)]
         return _State(items[0], EncoderDecoderCache(*caches))
 
+    def reuse(self, state: _State, source: _State, *, num_tokens: int, is_move: bool) -> None:
+        """See `Decoder.reuse`."""
+        raise InternalError("positions beside an item are not reused")
+
     def check(self, chunk: SequenceChunk, embeddings: Mapping[bytes, Embeddings]) -> None:
         """See `Decoder.check`."""
         state = chunk.sequence.state

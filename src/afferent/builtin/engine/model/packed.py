@@ -75,6 +75,10 @@ class PackedDecoder:
             blocks=_blocks(filling.items) if items and not self.can_split_items else None,
         )
 
+    def reuse(self, state: _State, source: _State, *, num_tokens: int, is_move: bool) -> None:
+        """See `Decoder.reuse`."""
+        state.kv_cache.begin_with(source.kv_cache, num_tokens, is_move=is_move)
+
     def check(self, chunk: SequenceChunk, embeddings: Mapping[bytes, Embeddings]) -> None:
         """See `Decoder.check`."""
         for each in chunk.sequence.state.filling.between(chunk.start, chunk.end):

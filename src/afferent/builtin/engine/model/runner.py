@@ -28,7 +28,7 @@ from afferent.errors import ConfigError, InternalError, UnsupportedModel, in_a_l
 from afferent.media.families.adapter import AdapterFamily
 from afferent.media.families.family import Family, read_json
 from afferent.media.families.tokens import special_names
-from afferent.schedule.step import Chunk
+from afferent.schedule.step import Chunk, Reuse
 from afferent.types import Failure, FormField, Modality, Sampling
 
 
@@ -121,6 +121,7 @@ class Runner:
         *,
         num_answered: int = 0,
         form_nbytes: int = 0,
+        reuse: Reuse | None = None,
     ) -> None:
         """Add a new sequence, or again one that was dropped; nothing is computed.
 
@@ -131,13 +132,21 @@ class Runner:
             sampling: Parameters for the choice of tokens; the caller draws the seed.
             num_answered: Number of ``token_ids`` that were chosen.
             form_nbytes: Memory that the format of its answer takes, if it has one.
+            reuse: The sequence whose KV cache it begins with; the tokens and items are the same.
 
         Raises:
             InvalidPlaceholders: Items overlap, or are not in prompt order.
             InvalidForm: The request has two response formats.
-            InternalError: An item does not fit the prompt.
+            InternalError: An item does not fit the prompt, or there is no such sequence to reuse.
         """
         state = self._decoder.begin(token_ids, items)
+        num_computed = 0
+        if reuse is not None:
+            source = self._sequence(reuse.source_id).state
+            num_computed = reuse.num_tokens
+            self._decoder.reuse(state, source, num_tokens=num_computed, is_move=reuse.is_move)
+            if reuse.is_move:
+                self.drop(reuse.source_id)
         rules = LogitRules.of(
             sampling,
             token_ids,
@@ -149,7 +158,7 @@ class Runner:
             answered = token_ids[len(token_ids) - num_answered :]
             self._guide.begin(sequence_id, form, nbytes=form_nbytes, answered=answered)
         self._sequences[sequence_id] = RunningSequence(
-            sequence_id, list(token_ids), sampling, state, rules
+            sequence_id, list(token_ids), sampling, state, rules, num_computed
         )
 
     @torch.inference_mode()

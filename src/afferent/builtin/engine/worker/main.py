@@ -115,6 +115,7 @@ class EngineWorker:
                 begin.sampling,
                 num_answered=begin.num_answered,
                 form_nbytes=begin.form_nbytes,
+                reuse=begin.reuse,
             )
         except AfferentError as error:
             failed[begin.sequence_id] = Failure(error.code, error.message)
