@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from afferent.config import Tenant
+from afferent.items.receive import ItemReader
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.types import KiB, MiB, ObjectKind, ReserveItem
 from tests.builtin.frontends import SHARES, frontend, post, post_in_chunks
@@ -298,4 +299,61 @@ def test_a_body_that_breaks_off(address: str, other: DaemonStore, cut: int) -> N
     data = json.dumps(request(6)).encode()[:cut]
     refused = send(address, data, chunk_nbytes=60_000)
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_request")
+    wait_until(lambda: holds_nothing(other))
+
+
+def noisy(number: int) -> bytes:
+    """Return an image of some 260 KiB that no compression makes smaller."""
+    pixels = np.random.default_rng(number).integers(0, 256, (300, 300, 3), np.uint8)
+    return encoded(Image.fromarray(pixels), "PNG")
+
+
+def about(*images: bytes, **more: Any) -> dict[str, Any]:
+    return ask([data_url(image, "png") for image in images], "What?", **more)
+
+
+@pytest.mark.parametrize("after", [b"", b"small"])
+def test_known_media_do_not_count(address: str, other: DaemonStore, after: bytes) -> None:
+    """A conversation sends all its images again at each turn."""
+    images = [noisy(number) for number in range(4)]
+    last = encoded(photo(60, 50), "PNG") if after else noisy(4)
+    limits = {"max_body_nbytes": 2 * len(images[0])}
+    too_large = send(address, about(*images, last), **limits)
+    assert too_large.json()["error"]["code"] == "body_too_large"
+    for image in images:
+        assert send(address, about(image), **limits).status_code == 200
+    misses = other.stat().num_misses
+    answer = send(address, about(*images, last), **limits)
+    assert answer.status_code == 200, answer.text
+    assert other.stat().num_misses == misses + 1, "only the last one is new"
+    assert answer.headers["x-afferent-items"] == "hit=4, made=1"
+    again = send(address, about(*images, last, images[0]), **limits)
+    assert again.headers["x-afferent-items"] == "hit=5"
+    more = send(address, about(*images, noisy(5), noisy(6)), **limits)
+    assert (more.status_code, more.json()["error"]["code"]) == (413, "body_too_large")
+    assert "besides known media" in more.json()["error"]["message"]
+    wait_until(lambda: holds_nothing(other))
+
+
+def test_media_that_are_known_no_more_come_at_the_second_time(
+    address: str, other: DaemonStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Features are evicted while a body comes, or are needed in another form."""
+
+    async def knows(self: ItemReader, request_id: str, tenant: str, digest: bytes) -> bool:
+        return digest not in self._needed
+
+    monkeypatch.setattr(ItemReader, "knows", knows)
+    known, gone = noisy(7), noisy(8)
+    assert send(address, about(known)).status_code == 200
+    limits = {"max_body_nbytes": 2 * len(known)}
+
+    async def main() -> list[httpx.Response]:
+        async with frontend(address, **limits) as client:
+            return [await post(client, about(known, gone)) for _ in range(2)]
+
+    first, second = asyncio.run(main())
+    assert (first.status_code, first.json()["error"]["code"]) == (503, "store_full"), first.text
+    assert second.status_code == 200, second.text
+    assert second.headers["x-afferent-items"] == "hit=1, made=1"
     wait_until(lambda: holds_nothing(other))

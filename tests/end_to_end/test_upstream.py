@@ -351,6 +351,24 @@ def test_a_repeat_is_found_and_has_the_same_name(front: Front, picture: str) -> 
     assert (one.name, one.name_of_block) == (other.name, other.name_of_block)
 
 
+def test_known_media_do_not_count_against_the_limit_of_a_body(tmp_path: Path) -> None:
+    urls = [data_url(encoded(photo(500, 400, seed=seed), "PNG"), "png") for seed in range(4)]
+    with standing(tmp_path, "--max-body-nbytes", "1MiB") as front:
+        too_large = front.post(CHAT, chat(*map(image, urls)))
+        assert (too_large.status_code, too_large.json()["error"]["code"]) == (413, "body_too_large")
+        for url in urls[:3]:
+            assert front.post(CHAT, chat(image(url))).status_code == 200
+        answer = front.post(CHAT, chat(*map(image, urls)))
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-afferent-items"] == "hit=3, made=1"
+        alone = [heard.references[0] for heard in front.engine.heard[:3]]
+        together = front.engine.heard[-1].references
+        assert [each.handle for each in together[:3]] == [each.handle for each in alone]
+        as_data = chat({"type": "text", "text": "?"}, extra={"image_url": urls[0]})
+        as_data["filler"] = "x" * (1 << 20)
+        assert front.post(CHAT, as_data).status_code == 413
+
+
 def test_names_are_ours_to_keep(front: Front, picture: str) -> None:
     """An image is found by the client's own media id, which can't be used for another image."""
     path = "/v1/chat/completions"

@@ -138,7 +138,9 @@ class Limits(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class RequestLimits(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits of a request's body, and of its wait for space, in addition to `Limits`."""
 
-    max_body_nbytes: int = setting(64 * MiB, "longest request body", Group.LIMITS, gt=0)
+    max_body_nbytes: int = setting(
+        64 * MiB, "longest request body, without media that are known", Group.LIMITS, gt=0
+    )
     max_json_nbytes: int = setting(
         MiB, "longest body, media left out; of one that is passed on, all of it", Group.LIMITS, gt=0
     )

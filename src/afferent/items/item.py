@@ -49,7 +49,8 @@ class ReceivedItem:
         key: Key of the features.
         max_pixels: The request's own limit for this image; 0 for none.
         name: Client's id of it; one of them, if there are several.
-        is_recalled: Whether it was sent as a URL and is a URL cache hit.
+        is_recalled: Whether it was sent, and its bytes were neither fetched nor kept: its features
+            existed.
         copies: The encoded bytes, as often as they were sent; empty if they were not sent.
         header: Header of an image, its bound, or header of a file that Afferent does not decode; a
             video or audio clip has none yet.

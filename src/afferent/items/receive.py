@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from afferent import keys
@@ -43,6 +43,7 @@ from afferent.types import ContentKey, Modality
 LOW_DETAIL_PIXELS = 512 * 512
 """Maximum of pixels for an image in low detail."""
 _MAX_LISTED = 8
+_MAX_NEEDED = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,33 @@ class ItemReader:
         self._recall = Recall(store, timeout_s=limits.fetch_total_timeout_s)
         follows_image = processor.family.bounded(LOW_DETAIL_PIXELS) is not processor.family
         self._low_detail_pixels = LOW_DETAIL_PIXELS if follows_image else 0
+        self._modalities = tuple(processor.family.tokens)
+        self._needed: dict[bytes, None] = {}
+
+    async def knows(self, request_id: str, tenant: str, digest: bytes) -> bool:
+        """Return whether features of media with this digest exist, so that the bytes need not come.
+
+        Not if they were needed before, for features of another kind, or as bytes.
+        """
+        if self._name_of is not None or digest in self._needed:
+            return False
+        wanted = [
+            keys.item_key(
+                tenant=self._tag_of(tenant),
+                fingerprint=self._fingerprint,
+                modality=modality,
+                max_pixels=0,
+                media=digest,
+            )
+            for modality in self._modalities
+        ]
+        return bool(await self._find(request_id, wanted))
+
+    def need(self, items: Iterable[ReceivedItem]) -> None:
+        """Remember that the bytes of these items have to come."""
+        self._needed |= dict.fromkeys(item.digest for item in items)
+        while len(self._needed) > _MAX_NEEDED:
+            del self._needed[next(iter(self._needed))]
 
     async def read(
         self, request: ItemRequest, trace: Trace, *, may_recall: bool = True
@@ -148,7 +176,7 @@ class ItemReader:
     ) -> RequestItems:
         parts = []
         for each in media:
-            known = recalled.get(each) if is_fetched(each) else None
+            known = recalled.get(each) if is_fetched(each) else _left_out(each)
             name = Name.of(each.uuid, tenant=request.tenant) if each.uuid else None
             parts.append(_Part(known or each, name, is_recalled=known is not None))
         names = [part.name for part in parts if part.name is not None]
@@ -358,6 +386,14 @@ class ItemReader:
             return 0
         is_low = part.detail == "low"
         return part.max_pixels or (self._low_detail_pixels if is_low else 0)
+
+
+def _left_out(part: MediaPart) -> MediaPart | None:
+    """Return the part by its digest, if its bytes were not kept; else ``None``."""
+    raw = part.source
+    if not isinstance(raw, RawMedia) or not raw.is_left_out or raw.digest is None:
+        return None
+    return replace(part, source=SeenMedia(raw.digest))
 
 
 def not_cached(names: Sequence[Name | None]) -> MediaNotCached:

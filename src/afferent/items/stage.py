@@ -194,6 +194,14 @@ class ItemStage:
         plans = await self._planner.plan_images(request_id, items.distinct, trace)
         return replace(items, plans=plans)
 
+    async def knows(self, request_id: str, tenant: str, digest: bytes) -> bool:
+        """Return whether features of media with this digest exist, so that the bytes need not come.
+
+        Raises:
+            StoreUnavailable: Try again.
+        """
+        return await self._reader.knows(request_id, tenant, digest)
+
     def sent(self, item: ReceivedItem) -> bytes | memoryview | None:
         """Return an item's encoded bytes, without a copy; ``None`` if it was not sent."""
         raw = item.raw
@@ -209,6 +217,7 @@ class ItemStage:
             StoreFull: There is no space now.
         """
         if unsent := [item for item in items.distinct if item.raw is None]:
+            self._reader.need(unsent)
             raise not_cached([item.name for item in unsent])
         _, unsealed = items.received
         if unsealed:
@@ -321,7 +330,7 @@ class ItemStage:
             if (handle := handle_if_there(outcome) if item.raw is None else existing(outcome))
         }
         missing = [item for item in distinct if item not in nbytes]
-        _check_sent(missing)
+        self._check_sent(missing)
         files, written = await self._write_raw(request_id, missing, trace)
         planned = await self._planner.plan_files(request_id, items, files, trace)
         jobs = {
@@ -336,6 +345,20 @@ class ItemStage:
             await self._store.release(request_id, written)
         keys = [item.key for item in distinct]
         return outcomes, await self._maker.settle(request_id, keys, outcomes, trace)
+
+    def _check_sent(self, missing: Sequence[ReceivedItem]) -> None:
+        """Refuse missing items whose bytes are not here.
+
+        Raises:
+            StoreFull: One was a URL cache hit, or known, when the request came.
+            MediaNotCached: They are known by their names alone.
+        """
+        unsent = [item for item in missing if item.raw is None]
+        self._reader.need(unsent)
+        if any(item.is_recalled for item in unsent):
+            raise StoreFull("features were evicted while this request came; try again")
+        if unsent:
+            raise not_cached([item.name for item in unsent])
 
     def _head(self, file: File) -> memoryview:
         """Return the first bytes of a file, as many as decide its placement."""
@@ -388,20 +411,6 @@ class ItemStage:
         self._maker.check_share(ObjectKind.RAW, on_heap)
         planned = [each.plan.nbytes for each in items.plans.values()]
         self._maker.check_share(ObjectKind.FEATURES, planned)
-
-
-def _check_sent(missing: Sequence[ReceivedItem]) -> None:
-    """Refuse missing items whose bytes are not here.
-
-    Raises:
-        StoreFull: One was a URL cache hit when the request came.
-        MediaNotCached: They are known by their names alone.
-    """
-    unsent = [item for item in missing if item.raw is None]
-    if any(item.is_recalled for item in unsent):
-        raise StoreFull("features were evicted while this request came; try again")
-    if unsent:
-        raise not_cached([item.name for item in unsent])
 
 
 def _count_outcomes(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import replace
 
 from starlette.requests import ClientDisconnect, Request
@@ -16,13 +16,15 @@ from afferent.media.body.cutter import BodyCutter, MediaKeys
 from afferent.media.body.json_keys import check_keys
 from afferent.media.body.json_text import check_encoding
 from afferent.media.body.pace import Pace
-from afferent.media.body.raw import SMALL_NBYTES, RawBuffer
+from afferent.media.body.raw import SMALL_NBYTES, RawBuffer, RawMedia
 from afferent.media.body.received import ReceivedBody
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.types import Modality
 
 _WINDOW_NBYTES = 64 << 10
 _SLOW_GRACE_S = 2.0
+_LEAST_KNOWN_NBYTES = 64 << 10
+"""Smaller items count in any case: a lookup costs more than it could spare."""
 _JSON_WINDOW_NBYTES = 16 << 10
 """Smaller window outside of media: JSON costs more per byte than media, which are only searched."""
 
@@ -40,10 +42,13 @@ class BodyReader:
         *,
         tenant: str = "",
         paths: Collection[tuple[str | None, ...]] | None = None,
+        knows: Callable[[bytes], Awaitable[bool]] | None = None,
     ) -> None:
         """Create it.
 
         Args:
+            knows: Returns whether there are features of media with this digest. In a body that is
+                longer than the limit, such media are not kept, and do not count.
             paths: Locations of media in JSON that is passed on without parsing: its text may be
                 as long as the body, and its shape has no limit. ``None``: everywhere that
                 ``media_keys`` allow, in JSON that is parsed here.
@@ -62,6 +67,10 @@ class BodyReader:
             paths=paths,
         )
         self._num_read = self._num_cut = 0
+        self._knows = knows
+        self._num_looked_up = self._num_known = 0
+        self._digests: dict[int, bytes] = {}  # of items that were looked up
+        self._left_out: dict[int, RawMedia] = {}
 
     async def read(self, request: Request) -> ReceivedBody:
         """Read the whole body.
@@ -80,11 +89,14 @@ class BodyReader:
             DeadlineExceeded: The space was not available in time.
         """
         announced = _announced_nbytes(request)
-        self._check_size(announced or 0)
+        may_leave_out = self._knows is not None and _is_longer(announced, self._limits)
+        if not may_leave_out:
+            self._check_size(announced or 0)
         pace = Pace()
         async for chunk in self._chunks(request, announced):
             self._num_read += len(chunk)
-            self._check_size(self._num_read)
+            if not may_leave_out:
+                self._check_size(self._num_read)
             left = memoryview(chunk)
             while left:
                 window_nbytes = _WINDOW_NBYTES if self._sink.is_open else _JSON_WINDOW_NBYTES
@@ -92,12 +104,19 @@ class BodyReader:
                 await self._make_room(announced, len(window))
                 self._cutter.feed(window)
                 self._num_cut += len(window)
+                if may_leave_out:
+                    await self._leave_out_known()
+                    self._check_size(self._num_cut - self._num_known)
                 await pace.rest()
         cut = self._cutter.finish()
         check_encoding(cut.json)
         for _ in check_keys(cut.json):
             await pace.rest()
         media = self._buffer.finish(self._sink.parts, origin="data")
+        media = [
+            self._left_out.get(index) or replace(raw, digest=self._digests.get(index))
+            for index, raw in enumerate(media)
+        ]
         by_marker = {
             item.marker: replace(raw, is_frames=True) if item.is_frames else raw
             for item, raw in zip(cut.media, media, strict=True)
@@ -124,7 +143,8 @@ class BodyReader:
         if announced is None:
             await self._buffer.make_room(self._buffer.nbytes + window_nbytes)
         elif self._buffer.is_on_heap and self._buffer.nbytes + window_nbytes > SMALL_NBYTES:
-            left_nbytes = max(announced - self._num_cut, 0)
+            most = self._limits.max_body_nbytes + self._num_known
+            left_nbytes = max(min(announced, most) - self._num_cut, 0)
             # The cutter may still have the end of a window.
             quarters = 4 if self._cutter.is_text else 3
             nbytes = self._buffer.nbytes + (left_nbytes + _WINDOW_NBYTES) * quarters // 4
@@ -135,10 +155,27 @@ class BodyReader:
         elif self._cutter.is_text and not self._buffer.is_on_heap:  # it was taken for base64
             await self._buffer.make_room(self._buffer.nbytes + window_nbytes)
 
+    async def _leave_out_known(self) -> None:
+        """Remove the items that have just ended and whose features exist."""
+        if self._knows is None:
+            return
+        for index in range(self._num_looked_up, len(self._sink.parts)):
+            start, nbytes = self._sink.parts[index]
+            if nbytes < _LEAST_KNOWN_NBYTES:
+                continue
+            digest = await asyncio.to_thread(self._buffer.digest, start, nbytes)
+            self._digests[index] = digest
+            if await self._knows(digest):
+                self._sink.leave_out(index)
+                self._left_out[index] = RawMedia("data", nbytes, digest=digest)
+                self._num_known += nbytes * 4 // 3
+        self._num_looked_up = len(self._sink.parts)
+
     def _check_size(self, nbytes: int) -> None:
         most = self._limits.max_body_nbytes
         if nbytes > most:
-            raise BodyTooLarge(f"the body has more than {most} bytes (--max-body-nbytes)")
+            new = " besides known media" if self._num_known else ""
+            raise BodyTooLarge(f"the body has more than {most} bytes{new} (--max-body-nbytes)")
 
     async def _chunks(self, request: Request, announced: int | None) -> AsyncIterator[bytes]:
         """Yield the body's chunks within its timeouts; waits for space do not count."""
@@ -188,6 +225,18 @@ class _Sink:
     def end(self) -> None:
         self.parts.append((self._start, self._buffer.nbytes - self._start))
         self.is_open = False
+
+    def leave_out(self, index: int) -> None:
+        """Remove the bytes of an item that has ended."""
+        start, nbytes = self.parts[index]
+        self._buffer.cut_out(start, nbytes)
+        self.parts[index] = (start, 0)
+        self.parts[index + 1 :] = [(at - nbytes, size) for at, size in self.parts[index + 1 :]]
+        self._start -= nbytes
+
+
+def _is_longer(announced: int | None, limits: RequestLimits) -> bool:
+    return announced is not None and announced > limits.max_body_nbytes
 
 
 def _announced_nbytes(request: Request) -> int | None:

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
@@ -187,6 +188,7 @@ class Passage:
             *(self._settings.limits_of(exchange.share), media_locations.MEDIA_KEYS),
             tenant=tenant,
             paths=media_locations.paths_at(path),
+            knows=partial(self._stage.knows, exchange.id, tenant) if self._inline is None else None,
         )
         body = await reader.read(exchange.request)
         copied = sum(item.nbytes for item in body.media.values())
@@ -230,6 +232,11 @@ class Passage:
         }
 
     def _bytes_of(self, raw: RawMedia) -> bytes | memoryview:
+        if raw.is_left_out:
+            raise BodyTooLarge(
+                "the body is longer than --max-body-nbytes allows, and has data that are known as "
+                "media, but not in the place of media"
+            )
         if raw.handle is None:
             return raw.data or b""
         return self._store.block(raw.handle)[raw.start : raw.start + raw.nbytes]

@@ -107,6 +107,7 @@ class ReferenceStage:
                 the upstream needs them; ``None`` without a tier.
         """
         self._store, self._items, self._tokens = store, items, tokens
+        self.knows = items.knows
         self._upstream, self._has_tenants = upstream, has_tenants
         self._valid_s, self._ahead = valid_s, ahead
         self._told: set[Modality] = set()

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from msgspec import structs
@@ -159,6 +160,7 @@ class Endpoint:
             *(self._pipeline.store, self._gate, exchange.own.id),
             *(self._settings.limits_of(share), self._api.media_keys),
             tenant=share.tenant,
+            knows=partial(self._pipeline.knows, exchange.own.id, share.tenant),
         )
         body = await reader.read(exchange.request)
         copied = sum(item.nbytes for item in body.media.values())

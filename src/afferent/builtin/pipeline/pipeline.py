@@ -75,7 +75,7 @@ class Pipeline:
         self.store = store
         self.engine = engine
         self._prompts = prompts
-        self._items = items
+        self._items, self.knows = items, items.knows
         self._sampling = sampling
 
     @property

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
+from afferent import keys
 from afferent.admission.gate import Gate
 from afferent.errors import ArenaTooSmall, MediaTooLarge
 from afferent.media.body.shared_room import SharedRoom
@@ -43,7 +44,7 @@ class HeapAllowance:
 @dataclass(frozen=True, slots=True)
 class RawMedia:
     """Encoded bytes of one item: ``data``, or ``nbytes`` from ``start`` on in the object
-    ``handle``.
+    ``handle``. With neither, the bytes were not kept: features of this ``digest`` existed.
 
     The object is the request's own. Unless it ``is_sealed``, no other client can read it yet.
 
@@ -66,6 +67,11 @@ class RawMedia:
     digest: bytes | None = None
     took_us: int = 0
     is_frames: bool = False
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether the bytes were not kept."""
+        return self.data is None and self.handle is None
 
 
 @contextmanager
@@ -160,6 +166,21 @@ class RawBuffer:
                 raise MediaTooLarge("the media are longer than was announced")
             self._block[self.nbytes : self.nbytes + len(data)] = data
         self.nbytes += len(data)
+
+    def digest(self, start: int, nbytes: int) -> bytes:
+        """Return the digest of these bytes."""
+        held = self._heap if self._block is None else self._block
+        with memoryview(held) as view:
+            return keys.digest(view[start : start + nbytes])
+
+    def cut_out(self, start: int, nbytes: int) -> None:
+        """Remove these bytes; those after them, which should be few, move to their place."""
+        end = start + nbytes
+        if self._block is None:
+            del self._heap[start:end]
+        else:
+            self._block[start : self.nbytes - nbytes] = bytes(self._block[end : self.nbytes])
+        self.nbytes -= nbytes
 
     def finish(self, parts: Sequence[tuple[int, int]], *, origin: str) -> list[RawMedia]:
         """Close the buffer; return its items, which are ``(start, nbytes)`` each."""
