@@ -54,6 +54,9 @@ class FragileRunner:
         self.failed = {name: lost for name in names if name == "too much"}
         return [Chosen(name, 5) for name in names]
 
+    def finish(self, sequence_id: str) -> None:
+        pass
+
     def drop(self, sequence_id: str) -> None:
         self.dropped.append(sequence_id)
 

@@ -78,8 +78,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         end = 0 if is_cross else max((i.placeholder.offset + i.placeholder.length for i in items),
                                      default=0)  # fmt: skip
         tokens = [1 + (number % 3 == 0 and at % 5 == 4) for at in range(end + tail)]
+        name = f"{kind}{number % 9}"  # ids are used again, after their end
+        if name in self.worker.sequences or name in self.sampled:
+            name = f"{kind}{number}"
         request = Request(
-            id=f"{kind}{number}",
+            id=name,
             num_tokens=end + tail,
             max_tokens=max_tokens - (kind == "session"),
             items=items,

@@ -92,6 +92,13 @@ class KeptSequences:
             self.num_blocks += best.num_blocks
         return Reuse(sequence.id, best.id, length, is_move), best
 
+    def remove(self, sequence_id: str) -> Sequence | None:
+        """Remove a sequence, if it is kept, and return it."""
+        kept = self._kept.get(sequence_id)
+        if kept is not None:
+            self._remove(kept)
+        return kept
+
     def shrink(self, num_blocks: int) -> Iterator[Sequence]:
         """Drop sequences until the rest takes at most ``num_blocks``; yield them."""
         while self._kept and (self.num_blocks > num_blocks or len(self._kept) > self._most):

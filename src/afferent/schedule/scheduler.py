@@ -151,6 +151,8 @@ class Scheduler:
         sequence = Sequence.of(request, arrival=self._num_arrivals)
         self._check_items(sequence, request.items)
         self._kv.check_fits(sequence)
+        if (kept := self._kept.remove(request.id)) is not None:  # the id is used again
+            self._drop(kept)
         self._num_arrivals += 1
         self._waiting[request.id] = sequence
         # The turn of a sequence is that of the whole request.

@@ -46,7 +46,8 @@ if thing := parsed.parsed_output:
     print(thing.model_dump_json())
 
 # usage
-print(answer.usage.input_tokens, answer.usage.output_tokens)
+cached_tokens = answer.usage.cache_read_input_tokens or 0  # counted apart
+print(answer.usage.input_tokens + cached_tokens, answer.usage.output_tokens)
 
 # errors
 try:

@@ -54,7 +54,8 @@ wanted = {"format": {"type": "json_schema", "schema": thing}}
 print(ask(question, output_config=wanted)["content"][0]["text"])
 
 # usage
-print(answer["usage"]["input_tokens"], answer["usage"]["output_tokens"])
+usage = answer["usage"]  # cached tokens are counted apart
+print(usage["input_tokens"] + usage["cache_read_input_tokens"], usage["output_tokens"])
 
 # errors
 try:

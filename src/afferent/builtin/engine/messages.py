@@ -137,13 +137,15 @@ class Work(_Message, tag="work"):
     """Step, or the half of one: work that may fail on some workers alone goes out before the
     computation.
 
-    All workers do it in the order of the fields; each answers with `WorkDone`. ``lease`` is the
-    request id of the step's pins. The core has pinned the objects for ``pinned_for``, ids of
+    All workers do it in the order of the fields; each answers with `WorkDone`. ``finished``
+    sequences choose no more tokens; their KV caches stay until ``drop`` names them. ``lease`` is
+    the request id of the step's pins. The core has pinned the objects for ``pinned_for``, ids of
     workers in the store; a worker that has another id by now pins them itself. Each worker releases
     them in any case.
     """
 
     number: NonNegative
+    finished: list[str] = []
     drop: list[str] = []
     evict: list[bytes] = []
     lease: str = ""

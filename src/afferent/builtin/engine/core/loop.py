@@ -85,6 +85,7 @@ class EngineLoop:
         self._decode_budget = StepBudget(limits.most_decodes)
         self._limit_decodes = limits.most_decodes
         self._requests: dict[str, _Running] = {}
+        self._finished: list[str] = []
         self._numbers = itertools.count(1)
         self._stirred = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -233,6 +234,7 @@ class EngineLoop:
             begin=begin,
             prefill=prefill,
             decode=decode,
+            finished=self._take_finished(),
         )
         self._stats.num_prompt_tokens += sum(chunk.num_tokens for chunk in prefill)
         self._stats.num_decode_tokens += len(decode)
@@ -241,6 +243,10 @@ class EngineLoop:
         if not prefill and len(decode) >= self._most_decodes:
             self._decode_budget.measured(len(decode), time.monotonic() - start_s)
         self._take(work, answers)
+
+    def _take_finished(self) -> list[str]:
+        finished, self._finished = self._finished, []
+        return finished
 
     async def _prepare(self, step: Step, begin: list[m.Begin]) -> dict[bytes, Failure]:
         """Do the first half of a step; return the items that failed, by key."""
@@ -257,6 +263,7 @@ class EngineLoop:
                 next(self._numbers),
                 drop=step.drop,
                 evict=step.evict,
+                finished=self._take_finished(),
                 lease=lease,
                 pinned_for=held.pinned_for,
                 encode=held.items,
@@ -344,6 +351,7 @@ class EngineLoop:
                 request.request_id, reason.value, run.spans, last, num_cached
             )
             run.reply(finished)
+            self._finished.append(request.request_id)
             del self._requests[request.request_id]
             self._let_go(run)
 

@@ -202,11 +202,15 @@ class Runner:
             self._guide.advance(list(zip(ids, tokens, strict=True)))
         return list(map(_chosen, sequences, tokens, logits))
 
+    def finish(self, sequence_id: str) -> None:
+        """Forget what chooses a sequence's tokens; its positions stay, to be reused."""
+        if self._guide is not None:
+            self._guide.drop(sequence_id)
+
     def drop(self, sequence_id: str) -> None:
         """Forget a sequence; unknown ones are ignored."""
         self._sequences.pop(sequence_id, None)
-        if self._guide is not None:
-            self._guide.drop(sequence_id)
+        self.finish(sequence_id)
 
     def _wanted(self, sequences: Sequence[RunningSequence]) -> list[Wanted]:
         masks: Sequence[TokenMask | None] = [None] * len(sequences)

@@ -83,6 +83,8 @@ class EngineWorker:
 
     def _do(self, work: m.Work) -> m.WorkDone:
         done = m.WorkDone(work.number, self._store.client_number, [], [], [], [], 0)
+        for sequence_id in work.finished:
+            self._runner.finish(sequence_id)
         for sequence_id in work.drop:
             self._runner.drop(sequence_id)
         for key in work.evict:
