@@ -340,7 +340,7 @@ def test_workers_are_confined(server: Server) -> None:
         status = Path(f"/proc/{worker.pid}/status").read_text()
         assert "Seccomp:\t2" in status
         assert "NoNewPrivs:\t1" in status
-        assert worker.nice() == 10
+        assert worker.nice() == min(19, psutil.Process().nice() + 10)
         data_nbytes, _ = worker.rlimit(psutil.RLIMIT_DATA)
         assert GiB < data_nbytes < 4 * GiB
         assert worker.rlimit(psutil.RLIMIT_NOFILE)[0] < 100
