@@ -169,13 +169,13 @@ def _tree_ticks() -> float:
 
 
 def alternate(
-    sides: Mapping[str, Callable[[], float]],
+    sides: Mapping[str, Callable[[], T]],
     *,
     num_samples: int,
     after_sample: Callable[[], None] = lambda: None,
-) -> dict[str, list[float]]:
+) -> dict[str, list[T]]:
     """Run the sides in turn, ``num_samples`` times each after one warm-up; return the results."""
-    samples: dict[str, list[float]] = {name: [] for name in sides}
+    samples: dict[str, list[T]] = {name: [] for name in sides}
     for number in range(num_samples + 1):
         for name, side in sides.items():
             value = side()

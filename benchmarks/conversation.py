@@ -1,0 +1,190 @@
+"""Cost of the turns of a conversation with an image in each.
+
+A conversation has forty turns, each with a new image and a question, and answers of a few tokens
+from the built-in model. Sides: *again* sends all messages at each turn (chat completions); *by id*
+sends the new message alone and names the answer before it (Responses). The baseline, *uncached*,
+sends all messages to a server without a prefix cache.
+
+A sample is one conversation: the time to the first token and the processor time of the frontends,
+the store daemon and the preprocess workers, early (turns 2 to 5) and late (37 to 40).
+
+Expected before the measurement: late first tokens come as early as early ones by id, and 1.5 times
+as late again, as the server reads and looks up 39 more images; without a prefix cache ten times as
+late. Processor time late beside early: 1.5 by id, 4 again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from afferent.conformance.images import draw_image
+from benchmarks.children import command, free_port, wait_until_it_answers
+from benchmarks.record import MIN_SAMPLES, BusyMeter, Goal, Report, Row, alternate
+from tests.images import encoded
+from tests.server import data_url
+
+QUESTION = "What does a late turn of a conversation cost beside an early one?"
+COLUMNS = ("side", "early_ms", "late_ms", "ratio", "early_cpu_ms", "late_cpu_ms", "cpu_ratio")
+NUM_TURNS = 40
+_TURNS_AT_EACH_END = 4
+_START_TIMEOUT_S = 120.0
+_ENGINE = ("afferent.builtin.engine.core", "afferent.builtin.engine.worker")
+_SIDES = {"again": (64, False), "by id": (64, True), "uncached": (0, False)}
+"""Requests in the prefix cache, and whether an answer is named."""
+
+AfterSample = Callable[[], None]
+
+
+@dataclass(slots=True)
+class _Turns:
+    """Milliseconds of each turn of a conversation."""
+
+    first_token_ms: list[float] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
+
+
+def num_steps(*, quick: bool) -> int:
+    return len(_SIDES) * (_num_samples(quick=quick) + 1)
+
+
+def run(*, quick: bool, after_sample: AfterSample, turns: int = NUM_TURNS) -> Report:
+    """Run the benchmark with conversations of so many turns."""
+    report = Report("conversation", QUESTION)
+    report.notes.append(
+        "early: turns 2 to 5; late: the last four; cpu: frontends, store and preprocess workers"
+    )
+    meter = BusyMeter()
+    with contextlib.ExitStack() as stack:
+        servers = {kept: stack.enter_context(_server(kept)) for kept in (64, 0)}
+        pictures = itertools.count()
+        sides = {
+            name: partial(_conversation, servers[kept], pictures, turns, is_by_id=is_by_id)
+            for name, (kept, is_by_id) in _SIDES.items()
+        }
+        samples = alternate(sides, num_samples=_num_samples(quick=quick), after_sample=after_sample)
+    report.busy_cores_elsewhere = meter.busy_cores_elsewhere()
+    for name, conversations in samples.items():
+        measured = _measured(conversations)
+        report.rows.append(Row({"side": name}, measured))
+    for name, what, most in (
+        ("by id", "ratio", 1.2),
+        ("by id", "cpu_ratio", 1.5),
+        ("again", "cpu_ratio", 1.5),
+    ):
+        row = next(row for row in report.rows if row.keys["side"] == name)
+        value = row.median(what)
+        report.goals.append(Goal(f"{name}: {what} at most {most:g}", value <= most, value))
+    return report
+
+
+def _num_samples(*, quick: bool) -> int:
+    return MIN_SAMPLES if quick else 3 * MIN_SAMPLES
+
+
+def _measured(conversations: list[_Turns]) -> dict[str, list[float]]:
+    early, late = slice(1, 1 + _TURNS_AT_EACH_END), slice(-_TURNS_AT_EACH_END, None)
+    found: dict[str, list[float]] = {}
+    for prefix, ratio, values in (
+        ("", "ratio", [each.first_token_ms for each in conversations]),
+        ("cpu_", "cpu_ratio", [each.cpu_ms for each in conversations]),
+    ):
+        begins = [statistics.mean(each[early]) for each in values]
+        ends = [statistics.mean(each[late]) for each in values]
+        found[f"early_{prefix}ms"], found[f"late_{prefix}ms"] = begins, ends
+        found[ratio] = [end / begin for begin, end in zip(begins, ends, strict=True)]
+    return found
+
+
+@contextlib.contextmanager
+def _server(kept: int) -> Iterator[tuple[int, list[psutil.Process]]]:
+    """Run a server; yield its port, and its processes without those of the engine."""
+    port = free_port()
+    line = [sys.executable, "-m", "afferent.cli", "serve", "shapes", "--port", str(port)]
+    with command([*line, "--prefix-cache-requests", str(kept), "--log-level", "error"]) as popen:
+        url = f"http://127.0.0.1:{port}/ready"
+        wait_until_it_answers(popen, url, timeout_s=_START_TIMEOUT_S, log="its log is above")
+        processes = psutil.Process(popen.pid).children(recursive=True)
+        yield port, [each for each in processes if not _is_engine(each)]
+
+
+def _is_engine(process: psutil.Process) -> bool:
+    return any(part.startswith(_ENGINE) for part in process.cmdline())
+
+
+def _conversation(
+    server: tuple[int, list[psutil.Process]],
+    pictures: Iterator[int],
+    turns: int,
+    *,
+    is_by_id: bool,
+) -> _Turns:
+    port, processes = server
+    found, previous = _Turns(), ""
+    said: list[dict[str, Any]] = []
+    for _ in range(turns):
+        url = data_url(encoded(draw_image(np.random.default_rng(next(pictures))).image, "PNG"))
+        said = [] if is_by_id else said
+        said.append(_message(url, is_by_id=is_by_id))
+        body: dict[str, Any] = {"model": "shapes", "stream": True, "temperature": 0}
+        if is_by_id:
+            path = "/v1/responses"
+            body |= {"input": said, "max_output_tokens": 8}
+            body |= {"previous_response_id": previous} if previous else {}
+        else:
+            path = "/v1/chat/completions"
+            body |= {"messages": said, "max_tokens": 8}
+        before, start_s = _cpu_ms(processes), time.perf_counter()
+        text, previous, first_s = _streamed(port, path, json.dumps(body))
+        found.first_token_ms.append(1e3 * (first_s - start_s))
+        found.cpu_ms.append(_cpu_ms(processes) - before)
+        said.append({"role": "assistant", "content": text})
+    return found
+
+
+def _message(url: str, *, is_by_id: bool) -> dict[str, Any]:
+    text, prefix = "What is in the picture?", "input_" if is_by_id else ""
+    image: dict[str, Any] = {"type": "input_image" if is_by_id else "image_url"}
+    image["image_url"] = url if is_by_id else {"url": url}
+    return {"role": "user", "content": [image, {"type": f"{prefix}text", "text": text}]}
+
+
+def _streamed(port: int, path: str, body: str) -> tuple[str, str, float]:
+    """Return an answer's text, its id, and the time of its first piece."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    text, answer_id, first_s = "", "", 0.0
+    with contextlib.closing(connection):
+        connection.request("POST", path, body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise RuntimeError(f"a turn was answered with {answer.read()[:500]!r}")
+        for line in answer:
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            answer_id = answer_id or event.get("id") or event.get("response", {}).get("id", "")
+            choices = event.get("choices") or [{}]
+            piece = choices[0].get("delta", {}).get("content", "") or event.get("delta", "")
+            if piece and not first_s:
+                first_s = time.perf_counter()
+            text += piece
+    return text, answer_id, first_s
+
+
+def _cpu_ms(processes: list[psutil.Process]) -> float:
+    """Return the processor time of all threads; more exact than the ticks of ``/proc/PID/stat``."""
+    tasks = [task for each in processes for task in Path(f"/proc/{each.pid}/task").iterdir()]
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e6
