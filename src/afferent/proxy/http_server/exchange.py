@@ -94,11 +94,6 @@ class Exchange:
         self.is_body_complete = self.is_begun = self.is_answered = self.is_gone = False
         self.keep_alive = head.keep_alive
 
-    @property
-    def owes_continue(self) -> bool:
-        """Whether the client waits for ``100 Continue`` and may never send the body."""
-        return self._owes_continue
-
     def start(self, app: Application, scope: Scope) -> asyncio.Task[None]:
         """Run the application in a task."""
         scope["state"] = {_HANG_UP: self._hang_up}
