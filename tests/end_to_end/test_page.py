@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx2 as httpx
 import numpy as np
+import psutil
 import pytest
 
 from afferent.conformance.images import draw_image
@@ -137,7 +138,7 @@ def test_nobody_is_asked_while_nobody_looks(server: Server, page: str) -> None:
     with server.store() as store:
         wait_until(lambda: "page" not in {client.name for client in store.list_clients()})
     (process,) = server.find(MODULE)
-    assert process.nice() == 10
+    assert process.nice() == min(19, psutil.Process().nice() + 10)
 
 
 def top(server: Server, *arguments: str) -> list[str]:

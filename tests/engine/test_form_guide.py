@@ -65,6 +65,88 @@ def test_what_may_come_next() -> None:
     assert allowed(guide.masks(["b"])[0][0]) == {EOS}, "nothing follows the end"
 
 
+SCHEMAS: dict[str, Any] = {
+    "strings": {
+        "type": "object",
+        "properties": {"a": {"type": "string"}, "b": {"type": "string", "minLength": 2}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    },
+    "list": {"type": "array", "items": {"enum": ["red", "green", 7]}, "minItems": 2},
+    "nested": {
+        "type": "object",
+        "properties": {
+            "list": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": {"n": {"type": "number"}, "s": {"type": ["string", "null"]}},
+                    "required": ["n"],
+                },
+            }
+        },
+        "required": ["list"],
+    },
+    "any object": {"type": "object"},
+}
+
+
+def random_answer(
+    guide: FormGuide, form: Form, rng: np.random.Generator, max_tokens: int, *, begun: str = ""
+) -> list[int]:
+    """Return an answer of random tokens; it ends by itself only if it has to."""
+    tokens = ids(begun)
+    guide.begin("a", form, nbytes=0, answered=tokens, max_tokens=max_tokens)
+    while len(tokens) < max_tokens:
+        (mask,), failed = guide.masks(["a"])
+        assert not failed
+        likely = [token for token in allowed(mask) if token != EOS]
+        if not likely:
+            break
+        tokens.append(int(rng.choice(likely)))
+        guide.advance([("a", tokens[-1])])
+    guide.drop("a")
+    return tokens
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize("max_tokens", [40, 70])
+def test_json_is_closed_before_the_limit(
+    name: str, max_tokens: int, rng: np.random.Generator
+) -> None:
+    """A model that does not end its strings answers with JSON, too."""
+    guide, form = FormGuide(TOKENIZER), Form("json_schema", json.dumps(SCHEMAS[name]))
+    for _ in range(10):
+        tokens = random_answer(guide, form, rng, max_tokens)
+        assert len(tokens) < max_tokens, "the token that ends it has room"
+        value = json.loads(TOKENIZER.decode_bytes(tokens))
+        Draft202012Validator(SCHEMAS[name]).validate(value)
+
+
+def test_an_end_begins_no_earlier_than_it_has_to(rng: np.random.Generator) -> None:
+    guide, form = FormGuide(TOKENIZER), Form("json_schema", json.dumps(SCHEMAS["strings"]))
+    begun = '{"a":"red","b":"gre'
+    free = form_guide.FormGuide(TOKENIZER)
+    free.begin("a", form, nbytes=0, answered=ids(begun))
+    may_come = allowed(free.masks(["a"])[0][0])
+    num_tokens = len(ids(begun))
+    for left in (60, 14, 9):
+        guide.begin("a", form, nbytes=0, answered=ids(begun), max_tokens=num_tokens + left)
+        found = allowed(guide.masks(["a"])[0][0])
+        assert found <= may_come
+        assert {*ids("e"), *ids('"')} <= found, "the word can be completed"
+        assert (found == may_come) is (left == 60)
+    guide.begin("a", form, nbytes=0, answered=ids(begun), max_tokens=num_tokens + 4)
+    assert allowed(guide.masks(["a"])[0][0]) == set(ids('"'))
+
+
+def test_answers_that_find_no_end_are_cut(rng: np.random.Generator) -> None:
+    guide = FormGuide(TOKENIZER)
+    assert len(random_answer(guide, Form("regex", "(ab){60}"), rng, 30)) == 30
+    schema = Form("json_schema", json.dumps(SCHEMAS["strings"]))
+    assert len(random_answer(guide, schema, rng, 3)) == 3
+
+
 def test_an_answer_that_begins_again_goes_on() -> None:
     guide, text = FormGuide(TOKENIZER), ids("abb")
     form = Form("regex", "ab{2}c")

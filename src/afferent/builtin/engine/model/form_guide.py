@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from afferent.builtin.engine.asked_form import Form
 from afferent.builtin.engine.form.grammar import compile_form, tokenizer_of, too_much
+from afferent.builtin.engine.model.form_ending import MOST_TOKENS, FormEnding
 from afferent.errors import AfferentError, ConfigError, InternalError
 from afferent.types import Failure, MiB
 
@@ -35,14 +36,20 @@ _MAX_KNOWN_NBYTES: Final = 64 * MiB
 
 @dataclass(slots=True, eq=False)
 class _Followed:
-    """Followed answer; only the thread uses the matcher. ``mask`` is ``None`` until it is
-    computed.
+    """Followed answer; only the thread uses the matcher.
+
+    Attributes:
+        num_left: Tokens that it may have still; 0: it has no limit, or is not to end by itself.
+        mask: ``None`` until it is computed.
+        ending: The rest of its tokens, once it has to end.
     """
 
     form: Form
+    num_left: int = 0
     matcher: LLMatcher | None = None
     mask: TokenMask | None = None
     error: AfferentError | None = None
+    ending: list[int] | None = None
 
 
 class FormGuide:
@@ -58,6 +65,7 @@ class FormGuide:
         self._tokenizer, self._ends = tokenizer, frozenset(tokenizer.eos_tokens)
         self._followed: dict[str, _Followed] = {}
         self._known = _KnownForms(tokenizer)
+        self._endings = FormEnding(tokenizer)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forms")
         self._last: Future[None] | None = None
 
@@ -71,14 +79,24 @@ class FormGuide:
             return None
         return cls(tokenizer)
 
-    def begin(self, sequence_id: str, form: Form, *, nbytes: int, answered: Sequence[int]) -> None:
+    def begin(
+        self,
+        sequence_id: str,
+        form: Form,
+        *,
+        nbytes: int,
+        answered: Sequence[int],
+        max_tokens: int = 0,
+    ) -> None:
         """Follow an answer from now on.
 
         Args:
             nbytes: Memory that its format takes.
             answered: Its tokens so far.
+            max_tokens: Limit of all its tokens: before it, its strings, lists and objects are
+                closed, if a short end is found. 0: they are not.
         """
-        followed = self._followed[sequence_id] = _Followed(form)
+        followed = self._followed[sequence_id] = _Followed(form, max_tokens)
         tokens = list(answered)
         self._last = self._thread.submit(self._begin, followed, nbytes, tokens)
 
@@ -149,7 +167,19 @@ class FormGuide:
         if matcher.is_error() or not mask.any():
             followed.error = too_much(followed.form)
             return
-        followed.mask = mask
+        followed.mask = self._ended_in_time(followed, matcher, mask, len(tokens))
+
+    def _ended_in_time(
+        self, followed: _Followed, matcher: LLMatcher, mask: TokenMask, num_new: int
+    ) -> TokenMask:
+        """Return the mask, or that of one token if the answer has to end now."""
+        if followed.ending is None and followed.num_left:
+            followed.num_left = max(followed.num_left - num_new, 1)
+            if followed.num_left <= MOST_TOKENS and not matcher.is_accepting():
+                mask, followed.ending = self._endings.bounded(matcher, mask, followed.num_left)
+        if followed.ending is None:
+            return mask
+        return self._endings.only(followed.ending.pop(0) if followed.ending else None, mask)
 
 
 @dataclass(slots=True)

@@ -156,7 +156,13 @@ class Runner:
         form = form_of(sampling)
         if form is not None and self._guide is not None:
             answered = token_ids[len(token_ids) - num_answered :]
-            self._guide.begin(sequence_id, form, nbytes=form_nbytes, answered=answered)
+            self._guide.begin(
+                sequence_id,
+                form,
+                nbytes=form_nbytes,
+                answered=answered,
+                max_tokens=0 if sampling.ignore_eos else sampling.max_tokens,
+            )
         self._sequences[sequence_id] = RunningSequence(
             sequence_id, list(token_ids), sampling, state, rules, num_computed
         )
