@@ -56,6 +56,17 @@ class Modality(StrEnum):
     VIDEO = "video"
 
 
+class DocumentKind(StrEnum):
+    DOCUMENT = "document"
+    """File with pages, each of which becomes an item."""
+
+
+DOCUMENT = DocumentKind.DOCUMENT
+FileKind = Modality | DocumentKind
+"""Kind of a file in a request."""
+FILE_KINDS: tuple[FileKind, ...] = (*Modality, DOCUMENT)
+
+
 class ObjectKind(StrEnum):
     RAW = "raw"
     FEATURES = "features"

@@ -30,10 +30,9 @@ from afferent.errors import (
     InvalidRequest,
     ModelNotFound,
     StoreFull,
-    UnsupportedMedia,
     UnsupportedParameter,
 )
-from afferent.items.request import MediaPart
+from afferent.items.request import DocumentPart, MediaPart, PageRange
 from afferent.media.body.raw import RawMedia
 from afferent.types import Modality
 from tests.builtin.dialogues import (
@@ -192,18 +191,65 @@ def test_tools_that_were_used() -> None:
     )
 
 
+PDF = {"type": "url", "url": "http://x/a"}
+STORED = {"type": "document", "source": {"type": "file", "file_id": "file_1"}}
+
+
+@pytest.mark.parametrize(
+    ("block", "parts"),
+    [
+        ({"source": PDF}, [DocumentPart("http://x/a")]),
+        (
+            {"source": PDF, "title": "T", "context": "C", "pages": 3, "dpi": 100},
+            [TextPart("T\n"), TextPart("C\n"), DocumentPart("http://x/a", PageRange(3, 3), 100)],
+        ),
+        (
+            {"source": {"type": "url", "url": "http://x/a#page=2-5&dpi=72"}},
+            [DocumentPart("http://x/a", PageRange(2, 5), 72)],
+        ),
+        (
+            {"source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERg=="}},
+            [DocumentPart("data:application/pdf;base64,JVBERg==")],
+        ),
+        (
+            {"source": {"type": "text", "media_type": "text/plain", "data": "tea"}},
+            [TextPart("tea\n")],
+        ),
+        ({"source": {"type": "content", "content": "tea"}}, [TextPart("tea\n")]),
+    ],
+)
+def test_document_becomes_parts(block: dict[str, Any], parts: list[Any]) -> None:
+    messages = user({"type": "document", **block, "citations": {"enabled": False}})
+    (message,) = parse(messages).generate.messages
+    assert list(message.parts) == parts
+
+
 @pytest.mark.parametrize(
     ("messages", "error", "param"),
     [
-        (user({"type": "document", "source": {}}), UnsupportedMedia, "messages[0].content[0]"),
+        (
+            user(STORED),
+            UnsupportedParameter,
+            "messages[0].content[0]",
+        ),
+        (
+            user({"type": "document", "source": PDF, "citations": {"enabled": True}}),
+            UnsupportedParameter,
+            "messages[0].content[0]",
+        ),
+        (
+            user({"type": "document", "source": PDF, "pages": "5-2"}),
+            InvalidRequest,
+            "messages[0].content[0]",
+        ),
         (
             user({"type": "image", "source": {"type": "file", "file_id": "f"}}),
             UnsupportedParameter,
             "messages[0].content[0]",
         ),
         (
-            user({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "document"}]}),
-            UnsupportedMedia,
+            user({"type": "tool_result", "tool_use_id": "t", "content": [STORED]}),
+            UnsupportedParameter,
             "messages[0].content[0].content[0]",
         ),
         (

@@ -26,7 +26,7 @@ from afferent.errors import (
     UnsupportedMedia,
     UnsupportedParameter,
 )
-from afferent.items.request import MediaPart
+from afferent.items.request import DocumentPart, MediaPart, PageRange
 from afferent.media.body.raw import RawMedia
 from afferent.types import Modality
 from tests.builtin.dialogues import (
@@ -234,6 +234,29 @@ def test_keys_of_calls_in_messages(key: str, value: Any) -> None:
     assert message == Message("user", (TextPart("x"),))
 
 
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ({"file_url": "http://x/a.pdf"}, DocumentPart("http://x/a.pdf")),
+        ({"file_url": "http://x/a?b=c#page=2-"}, DocumentPart("http://x/a?b=c", PageRange(2, 0))),
+        (
+            {"file_url": "http://x/a", "pages": "2-5", "dpi": 72, "detail": "low"},
+            DocumentPart("http://x/a", PageRange(2, 5), 72, "low"),
+        ),
+        (
+            {"file_data": "data:application/pdf;base64,JVBERg=="},
+            DocumentPart(RawMedia("data", 4, b"%PDF")),
+        ),
+        (
+            {"file_data": "data:;base64,JVBERg==", "filename": "A.PDF", "pages": 7},
+            DocumentPart(RawMedia("data", 4, b"%PDF"), PageRange(7, 7)),
+        ),
+    ],
+)
+def test_documents(file: dict[str, Any], expected: DocumentPart) -> None:
+    assert only_part({"type": "input_file", **file}) == expected
+
+
 def part_at(part: dict[str, Any], role: str = "user") -> list[dict[str, Any]]:
     return [{"role": "user", "content": "hi"}, {"role": role, "content": [part]}]
 
@@ -247,16 +270,14 @@ def part_at(part: dict[str, Any], role: str = "user") -> list[dict[str, Any]]:
         ({"type": "input_file"}, InvalidRequest),
         ({"type": "input_file", "file_url": "http://x", "file_data": "y"}, InvalidRequest),
         ({"type": "input_file", "file_data": BASE64}, InvalidRequest),
-        ({"type": "input_file", "file_url": "http://x/a.pdf"}, UnsupportedMedia),
-        ({"type": "input_file", "file_url": "http://x[/a.png"}, UnsupportedMedia),
+        ({"type": "input_file", "file_url": "http://x/a.pdf#page=0"}, InvalidRequest),
+        ({"type": "input_file", "file_url": "http://x/a.pdf#dpi=9999"}, InvalidRequest),
+        ({"type": "input_file", "file_url": "http://x/a.pdf", "pages": "3-1"}, InvalidRequest),
         (
-            {"type": "input_file", "file_data": f"data:application/pdf;base64,{BASE64}"},
+            {"type": "input_file", "file_data": f"data:application/msword;base64,{BASE64}"},
             UnsupportedMedia,
         ),
-        (
-            {"type": "input_file", "file_data": f"data:;base64,{BASE64}", "filename": "a.pdf"},
-            UnsupportedMedia,
-        ),
+        ({"type": "input_file", "file_data": f"data:;base64,{BASE64}"}, UnsupportedMedia),
     ],
 )
 def test_parts_that_are_refused(part: dict[str, Any], error: type[InvalidRequest]) -> None:

@@ -63,7 +63,7 @@ def refusal(body: Any) -> InvalidRequest:
         (
             {"messages": content({"type": "image", "image": "x"})},
             "messages[0].content[0].type can't be 'image': it is text, refusal, image_url, "
-            "video_url, audio_url or input_audio",
+            "video_url, audio_url, input_audio or file",
         ),
         (
             {"messages": content({"type": "image_url", "image_url": "https://a/b"})},

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from afferent.config.declaring import Group, Settings, setting
 from afferent.config.sizes import format_nbytes
 from afferent.errors import ConfigError
-from afferent.types import GiB, KiB, MiB, Modality, ObjectKind
+from afferent.types import DocumentKind, FileKind, GiB, KiB, MiB, Modality, ObjectKind
 
 LEAST_RECORDS_NBYTES = MiB
 LEAST_FROZEN_TIMEOUT_S = 3.0
@@ -55,7 +55,7 @@ _Folder = Annotated[str, Meta(pattern=_FOLDER)]
 
 
 class ModalityLimits(NamedTuple):
-    """Limits that each modality has of its own."""
+    """Limits that each kind of file has of its own."""
 
     max_items: int
     max_nbytes: int
@@ -82,6 +82,33 @@ class Limits(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_audio_s: float = setting(600.0, "longest audio clip", Group.LIMITS, gt=0)
     max_audio_channels: int = setting(8, "most channels of an audio clip", Group.LIMITS, gt=0)
     max_audio_rate_hz: int = setting(192_000, "highest rate of an audio clip", Group.LIMITS, gt=0)
+    max_documents: int = setting(8, "most documents in a request", Group.LIMITS, ge=0, le=256)
+    max_document_nbytes: int = setting(32 * MiB, "largest document file", Group.LIMITS, gt=0)
+    max_document_pages: int = setting(
+        100, "most pages that a request takes from its documents", Group.LIMITS, ge=1, le=4096
+    )
+    max_page_pixels: int = setting(
+        4_000_000,
+        "most pixels of a document's page; a larger one is rendered with fewer dots per inch",
+        Group.LIMITS,
+        ge=10_000,
+    )
+    max_page_s: float = setting(
+        10.0, "longest time of a processor to render a document's page", Group.LIMITS, gt=0
+    )
+    document_dpi: int = setting(
+        144,
+        "dots per inch at which pages of documents are rendered",
+        Group.PREPROCESSING,
+        ge=18,
+        le=1200,
+        unit="DPI",
+    )
+    document_content: Literal["both", "images", "text"] = setting(
+        "both",
+        "content of a document's page for the model: its image and its text, or one of these",
+        Group.PREPROCESSING,
+    )
 
     fetch_connect_timeout_s: float = setting(
         3.0, "to connect to a media host", Group.FETCHING, gt=0
@@ -90,6 +117,7 @@ class Limits(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     fetch_total_timeout_s: float = setting(10.0, "for one image in all", Group.FETCHING, gt=0)
     fetch_audio_timeout_s: float = setting(15.0, "for one audio clip in all", Group.FETCHING, gt=0)
     fetch_video_timeout_s: float = setting(30.0, "for one video in all", Group.FETCHING, gt=0)
+    fetch_document_timeout_s: float = setting(30.0, "for one document in all", Group.FETCHING, gt=0)
     fetch_min_nbytes_per_s: int = setting(
         64 * KiB,
         "slowest rate at which a media host may deliver, after a while",
@@ -119,8 +147,8 @@ class Limits(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
         unit="FOLDER,...",
     )
 
-    def of(self, modality: Modality) -> ModalityLimits:
-        match modality:
+    def of(self, kind: FileKind) -> ModalityLimits:
+        match kind:
             case Modality.IMAGE:
                 return ModalityLimits(
                     self.max_images, self.max_image_nbytes, self.fetch_total_timeout_s
@@ -132,6 +160,10 @@ class Limits(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
             case Modality.VIDEO:
                 return ModalityLimits(
                     self.max_videos, self.max_video_nbytes, self.fetch_video_timeout_s
+                )
+            case DocumentKind.DOCUMENT:
+                return ModalityLimits(
+                    self.max_documents, self.max_document_nbytes, self.fetch_document_timeout_s
                 )
 
 

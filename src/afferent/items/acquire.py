@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
 
 from afferent.admission.gate import Gate
 from afferent.errors import ArenaTooSmall, InternalError, Param, StoreFull
@@ -23,7 +26,9 @@ from afferent.store.protocol.results import (
 from afferent.store.state.allocator import round_up
 from afferent.store.state.region import Shares
 from afferent.telemetry.trace import Trace
-from afferent.types import ContentKey, Handle, Modality, ObjectKind, ReserveItem
+from afferent.types import ContentKey, Handle, Modality, ObjectKind, ReserveItem, decode
+
+T = TypeVar("T")
 
 _ARENA_SETTING = "--arena-nbytes"
 _SHARE_SETTINGS = {
@@ -106,6 +111,31 @@ class Maker:
         for outcome in settled:
             trace.add(spans_of(outcome))
         return settled
+
+    async def read_records(
+        self,
+        request_id: str,
+        asked: Sequence[Queue],
+        decoder: msgspec.msgpack.Decoder[T],
+        trace: Trace,
+        *,
+        stage: str,
+    ) -> list[T]:
+        """Have workers make records, and return them; nothing stays pinned.
+
+        Raises:
+            AfferentError: A worker refused its job, or `acquire` fails.
+        """
+        room = [ReserveItem(item.kind, item.nbytes) for item in asked]
+        outcomes = await self.acquire(request_id, asked, trace, room=room, in_turn=False)
+        item_keys = [ContentKey(item.key) for item in asked]
+        outcomes = await self.settle(request_id, item_keys, outcomes, trace, stage=stage)
+        handles = [handle_of(outcome) for outcome in outcomes]
+        blocks = [self._store.block(handle) for handle in handles]
+        records = [decode(decoder, block) for block in blocks]
+        del blocks
+        await self._store.release(request_id, handles)
+        return records
 
     def share_nbytes(self, kind: ObjectKind) -> int:
         """Return the bytes of the arena for objects of a kind."""

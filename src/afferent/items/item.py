@@ -9,8 +9,7 @@
 
 A stage handles all items of a request at once, so that each sends one call to the store.
 
-A stage that makes several items of one part (the pages of a document) would come between the first
-two: it replaces the part's item by these items, and the part in the messages by their parts.
+`DocumentReader` comes before them: it makes items of the pages of a document.
 """
 
 from __future__ import annotations
@@ -50,7 +49,8 @@ class ReceivedItem:
         max_pixels: The request's own limit for this image; 0 for none.
         name: Client's id of it; one of them, if there are several.
         is_recalled: Whether it was sent, and its bytes were neither fetched nor kept: its features
-            existed.
+            existed. So it is with pages of documents.
+        is_new: Whether it is a page whose features this request has made before.
         copies: The encoded bytes, as often as they were sent; empty if they were not sent.
         header: Header of an image, its bound, or header of a file that Afferent does not decode; a
             video or audio clip has none yet.
@@ -63,6 +63,7 @@ class ReceivedItem:
     max_pixels: int = 0
     name: Name | None = None
     is_recalled: bool = False
+    is_new: bool = False
     copies: Sequence[RawMedia] = ()
     header: MediaHeader | ImageBound | ForwardedHeader | None = None
     alias: bytes = b""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from afferent import keys
-from afferent.items.acquire import Maker, handle_of
+from afferent.items.acquire import Maker
 from afferent.items.item import File, Processor, ReceivedItem, RequestItems
 from afferent.media.families.plan import FeaturePlan
 from afferent.media.headers.probe import ImageHeader
@@ -19,10 +19,9 @@ from afferent.media.workers.jobs import (
     cost_us,
     planned_decoder,
 )
-from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import ItemLabel, Queue
 from afferent.telemetry.trace import Trace
-from afferent.types import ContentKey, Handle, ObjectKind, ReserveItem, decode, encode
+from afferent.types import ContentKey, Handle, ObjectKind, encode
 
 _PLAN_TAG = b"afferent/plan/v1"
 _MAX_KNOWN_PLANS = 4096
@@ -36,8 +35,8 @@ _Shape = tuple[int, int, int]
 class Planner:
     """Plans items for one model."""
 
-    def __init__(self, store: AsyncDaemonStore, maker: Maker, processor: Processor) -> None:
-        self._store, self._maker = store, maker
+    def __init__(self, maker: Maker, processor: Processor) -> None:
+        self._maker = maker
         self._family, self._fingerprint = processor.family, processor.fingerprint
         self._known_plans: dict[_Shape, FeaturePlan] = {}
 
@@ -76,6 +75,10 @@ class Planner:
         answers = await self._ask(request_id, asked, trace) if asked else []
         return {**items.plans, **dict(zip(waiting, answers, strict=True))}
 
+    def exact(self, header: ImageHeader) -> FeaturePlan | None:
+        """Return the plan of an image; ``None`` if only a worker can make it."""
+        return self._plan((header.width, header.height, 0))
+
     def _image_job(self, shape: _Shape) -> Queue:
         width, height, max_pixels = shape
         key = ContentKey(keys.frame(_PLAN_TAG, self._fingerprint, encode(shape)))
@@ -99,16 +102,9 @@ class Planner:
 
     async def _ask(self, request_id: str, asked: Sequence[Queue], trace: Trace) -> list[Planned]:
         """Have workers make plans."""
-        room = [ReserveItem(item.kind, item.nbytes) for item in asked]
-        outcomes = await self._maker.acquire(request_id, asked, trace, room=room, in_turn=False)
-        item_keys = [ContentKey(item.key) for item in asked]
-        outcomes = await self._maker.settle(request_id, item_keys, outcomes, trace, stage="plan")
-        handles = [handle_of(outcome) for outcome in outcomes]
-        blocks = [self._store.block(handle) for handle in handles]
-        planned = [decode(planned_decoder, block) for block in blocks]
-        del blocks
-        await self._store.release(request_id, handles)
-        return planned
+        return await self._maker.read_records(
+            request_id, asked, planned_decoder, trace, stage="plan"
+        )
 
 
 def features_job(item: ReceivedItem, file: File, planned: Planned, head: memoryview) -> Queue:

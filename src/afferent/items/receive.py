@@ -37,9 +37,16 @@ from afferent.media.headers.probe import (
 )
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import Find
+from afferent.telemetry.registry import counter
 from afferent.telemetry.trace import Trace
-from afferent.types import ContentKey, Modality
+from afferent.types import FILE_KINDS, ContentKey, Modality
 
+MEDIA_BYTES = counter(
+    "afferent_media_bytes_total",
+    "Bytes of media as they came: in the body, fetched, or from a tier that had them fetched",
+    modality=FILE_KINDS,
+    origin=("data", "fetch", "tier"),
+)
 LOW_DETAIL_PIXELS = 512 * 512
 """Maximum of pixels for an image in low detail."""
 _MAX_LISTED = 8
@@ -178,7 +185,8 @@ class ItemReader:
         for each in media:
             known = recalled.get(each) if is_fetched(each) else _left_out(each)
             name = Name.of(each.uuid, tenant=request.tenant) if each.uuid else None
-            parts.append(_Part(known or each, name, is_recalled=known is not None))
+            is_page = isinstance(each.source, SeenMedia) and each.source.is_page
+            parts.append(_Part(known or each, name, is_recalled=known is not None or is_page))
         names = [part.name for part in parts if part.name is not None]
         coming = {part.name for part in parts if part.is_sent}
         bindings = await self._names.find(request.request_id, names, sent=coming)
@@ -256,6 +264,16 @@ class ItemReader:
         if pinned:
             await self._store.release(request_id, pinned)
         return found
+
+    async def find_seen(self, request: ItemRequest, parts: Sequence[MediaPart]) -> set[MediaPart]:
+        """Return the parts, known by their digests, whose features exist; nothing is pinned."""
+        wanted = {
+            part: self._key(request, part, part.source.digest)
+            for part in parts
+            if isinstance(part.source, SeenMedia)
+        }
+        here = await self._find(request.request_id, list(dict.fromkeys(wanted.values())))
+        return {part for part, key in wanted.items() if key in here}
 
     # Items that were sent
 
@@ -367,6 +385,7 @@ class ItemReader:
             max_pixels=self._max_pixels(part.media),
             name=part.name,
             is_recalled=part.is_recalled,
+            is_new=isinstance(part.media.source, SeenMedia) and part.media.source.is_new,
             copies=[came.raw for came in sent],
             header=sent[-1].header if sent else None,
             alias=sent[-1].alias if len({came.alias for came in sent}) == 1 else b"",

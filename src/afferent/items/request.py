@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from afferent.admission.shares import NAMELESS, Share
 from afferent.media.body.raw import RawMedia
-from afferent.types import Modality
+from afferent.types import DOCUMENT, DocumentKind, Modality
 
 Detail = Literal["auto", "low", "high"]
 
 
 @dataclass(frozen=True, slots=True)
 class SeenMedia:
-    """Item whose features were made before, known by the digest of its encoded bytes."""
+    """Item whose features were made before, known by the digest of its encoded bytes.
+
+    Attributes:
+        is_page: Whether this request found or made them, as it read a document.
+        is_new: Whether they were made then.
+    """
 
     digest: bytes
+    is_page: bool = False
+    is_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,34 @@ class MediaPart:
     uuid: str | None = None
     max_pixels: int = 0
     """Maximum of pixels for an image, if it is less than the model's own; 0 for the default."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageRange:
+    """Pages of a document, from 1 on; ``last`` is 0 for the last page of the document."""
+
+    first: int = 1
+    last: int = 0
+
+
+ALL_PAGES: Final = PageRange()
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentPart:
+    """Document, from the body or by URL: each of its pages becomes an item."""
+
+    source: str | RawMedia | SeenMedia
+    pages: PageRange = ALL_PAGES
+    dpi: int = 0
+    """Dots per inch of the pages' images; 0 for the server's."""
+    detail: Detail = "auto"
+    """Detail of the pages' images."""
+
+    @property
+    def modality(self) -> DocumentKind:
+        """Kind of the file."""
+        return DOCUMENT
 
 
 @dataclass(frozen=True, slots=True)

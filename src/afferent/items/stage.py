@@ -19,15 +19,17 @@ from afferent.config import RequestLimits
 from afferent.engines.upstream import NameOf
 from afferent.errors import Param, StoreFull, TooManyItems, UnsupportedMedia
 from afferent.items.acquire import Maker, count, handle_if_there, handle_of, summary
+from afferent.items.documents import DocumentReader
 from afferent.items.forwarded import tensor_nbytes
 from afferent.items.item import File, Processor, ReceivedItem, RequestItems
 from afferent.items.names import Names
 from afferent.items.plan import Planner, features_job
-from afferent.items.receive import ItemReader, not_cached
-from afferent.items.request import ItemRequest
+from afferent.items.receive import MEDIA_BYTES, ItemReader, not_cached
+from afferent.items.request import ItemRequest, MediaPart
 from afferent.keys import PLACEMENT_NBYTES
+from afferent.media.body.raw import PAGE
 from afferent.media.families.plan import Prompt
-from afferent.media.headers.probe import Accepted
+from afferent.media.headers.probe import Accepted, ImageHeader
 from afferent.media.workers.jobs import InputRange, Planned
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
@@ -82,12 +84,6 @@ class ReadyItem:
     alias: bytes = b""
 
 
-MEDIA_BYTES = counter(
-    "afferent_media_bytes_total",
-    "Bytes of media as they came: in the body, fetched, or from a tier that had them fetched",
-    modality=tuple(Modality),
-    origin=("data", "fetch", "tier"),
-)
 ITEMS = counter(
     "afferent_items_total",
     "Media items by modality and outcome: hit, made, joined, fetched from a tier, or failed",
@@ -121,7 +117,12 @@ class ItemStage:
             name_of=settings.name_of,
         )
         self._maker = Maker(store, gate, shares=settings.shares, timeout_s=settings.timeout_s)
-        self._planner = Planner(store, self._maker, processor)
+        self._planner = Planner(self._maker, processor)
+        self.documents = DocumentReader(
+            *(store, gate, self._maker, self),
+            limits=settings.limits,
+            num_workers=settings.num_workers,
+        )
 
     def takes(self, modality: Modality) -> bool:
         """Whether the model supports this modality."""
@@ -181,7 +182,8 @@ class ItemStage:
         items = await self._reader.read(request, trace, may_recall=may_recall)
         for item in items.distinct:
             for raw in item.copies:
-                MEDIA_BYTES.labels(item.modality, raw.origin).inc(raw.nbytes)
+                if raw.origin != PAGE:
+                    MEDIA_BYTES.labels(item.modality, raw.origin).inc(raw.nbytes)
         return items
 
     async def plan(self, request_id: str, items: RequestItems, trace: Trace) -> RequestItems:
@@ -201,6 +203,34 @@ class ItemStage:
             StoreUnavailable: Try again.
         """
         return await self._reader.knows(request_id, tenant, digest)
+
+    async def make_ahead(self, request: ItemRequest, trace: Trace) -> None:
+        """Make the features of items before the request that counts them as its own.
+
+        Raises:
+            As from `read` and `prepare`.
+        """
+        items = await self.read(request, trace)
+        with items.awaited():
+            await self.prepare(request.request_id, items, trace, is_ahead=True)
+
+    async def find_seen(self, request: ItemRequest, parts: Sequence[MediaPart]) -> set[MediaPart]:
+        """Return the parts, known by their digests, whose features exist; nothing is pinned."""
+        return await self._reader.find_seen(request, parts)
+
+    def check_images(self, headers: Sequence[ImageHeader]) -> int:
+        """Check that the features of such images can be in the arena at once.
+
+        Returns:
+            The number of their tokens in a prompt, as far as it is known.
+
+        Raises:
+            InvalidMedia: The model does not support an image.
+            ArenaTooSmall: They can't.
+        """
+        plans = [plan for header in headers if (plan := self._planner.exact(header)) is not None]
+        self._maker.check_share(ObjectKind.FEATURES, [plan.nbytes for plan in plans])
+        return sum(piece for plan in plans for piece in plan.prompt if isinstance(piece, int))
 
     def sent(self, item: ReceivedItem) -> bytes | memoryview | None:
         """Return an item's encoded bytes, without a copy; ``None`` if it was not sent."""
@@ -252,6 +282,7 @@ class ItemStage:
         trace: Trace,
         *,
         is_forwarded: bool = False,
+        is_ahead: bool = False,
     ) -> list[ReadyItem]:
         """Return the features of all items, in order; missing ones are made.
 
@@ -259,6 +290,7 @@ class ItemStage:
             is_forwarded: Whether the engine gets these items or others of the request as bytes, so
                 that `keep_bytes` came before, and `enter_forwarded` follows: the bytes stay pinned,
                 and no permit is taken.
+            is_ahead: Whether another request counts these items as its own.
 
         Raises:
             InvalidMedia: An item is invalid.
@@ -282,7 +314,7 @@ class ItemStage:
             )
         if sealed and not is_forwarded:  # jobs pin the received bytes that they need
             await self._store.release(request_id, sealed)
-        _count_outcomes(distinct, found, settled, trace)
+        _count_outcomes(distinct, found, settled, trace, is_ahead=is_ahead)
         ready = {
             item: self._ready(item, items.plans.get(item), outcome)
             for item, outcome in zip(distinct, settled, strict=True)
@@ -292,6 +324,7 @@ class ItemStage:
         return [ready[item] for item in items.in_order]
 
     async def close(self) -> None:
+        await self.documents.close()
         await self._reader.close()
 
     # Steps
@@ -418,15 +451,19 @@ def _count_outcomes(
     found: Sequence[Outcome],
     settled: Sequence[Outcome],
     trace: Trace,
+    *,
+    is_ahead: bool,
 ) -> None:
     words = Counter(
-        (item.modality, _word(*outcomes))
+        (item.modality, "made" if item.is_new else _word(*outcomes))
         for item, *outcomes in zip(items, found, settled, strict=True)
     )
     for (modality, word), number in words.items():
+        trace.outcomes[word] += number
+        if is_ahead:
+            continue
         ITEMS.labels(modality, word).inc(number)
         trace.items.append(f"{count(number, modality)} {word}")
-        trace.outcomes[word] += number
     trace.digests += [item.key.hex() for item in items]
 
 

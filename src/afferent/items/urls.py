@@ -9,7 +9,7 @@ from afferent.config import RequestLimits
 from afferent.errors import InternalError
 from afferent.items.acquire import count
 from afferent.items.fleet_urls import Fetched, FleetUrls
-from afferent.items.request import ItemRequest, MediaPart
+from afferent.items.request import DocumentPart, ItemRequest, MediaPart
 from afferent.media.body.raw import RawMedia
 from afferent.media.fetch.fetch import Fetcher
 from afferent.media.fetch.source import MediaSource, WantedMedia
@@ -37,7 +37,7 @@ class UrlReader:
         self._fleet = FleetUrls(store, limits) if has_tier else None
 
     async def read(
-        self, request: ItemRequest, parts: Sequence[MediaPart], trace: Trace
+        self, request: ItemRequest, parts: Sequence[MediaPart | DocumentPart], trace: Trace
     ) -> list[RawMedia]:
         """Read all URLs concurrently.
 
@@ -100,7 +100,7 @@ class UrlReader:
         return {} if is_too_much else found
 
 
-def _wanted(part: MediaPart) -> WantedMedia:
+def _wanted(part: MediaPart | DocumentPart) -> WantedMedia:
     if not isinstance(part.source, str):
         raise InternalError("an item was not sent")
     return WantedMedia(part.source, part.modality)

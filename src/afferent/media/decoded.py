@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ from afferent.media.headers.probe import AudioHeader, ImageHeader, VideoHeader
 Array = NDArray[Any]
 Pixels = NDArray[np.uint8]
 """``(height, width, 3)``, RGB, contiguous."""
+MAX_TEXT_NBYTES: Final = 256 << 10
+"""Most bytes of the text of a document's page, which is UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)

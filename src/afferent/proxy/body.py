@@ -19,7 +19,7 @@ from afferent.media.body.pace import Pace
 from afferent.media.body.raw import SMALL_NBYTES, RawBuffer, RawMedia
 from afferent.media.body.received import ReceivedBody
 from afferent.store.client.async_store import AsyncDaemonStore
-from afferent.types import Modality
+from afferent.types import FILE_KINDS
 
 _WINDOW_NBYTES = 64 << 10
 _SLOW_GRACE_S = 2.0
@@ -58,7 +58,7 @@ class BodyReader:
         self._is_uploading = False
         self._buffer = RawBuffer(store, request_id)
         self._sink = _Sink(self._buffer, limits)
-        max_media = sum(limits.of(kind).max_items for kind in Modality)
+        max_media = sum(limits.of(kind).max_items for kind in FILE_KINDS)
         self._cutter = BodyCutter(
             *(self._sink, media_keys),
             max_json_nbytes=limits.max_json_nbytes if paths is None else limits.max_body_nbytes,
@@ -205,7 +205,7 @@ class _Sink:
 
     def __init__(self, buffer: RawBuffer, limits: Limits) -> None:
         self._buffer = buffer
-        self._max_nbytes = max(limits.of(kind).max_nbytes for kind in Modality)
+        self._max_nbytes = max(limits.of(kind).max_nbytes for kind in FILE_KINDS)
         self._start = 0
         self.parts: list[tuple[int, int]] = []
         self.has_begun = self.is_open = False
@@ -218,7 +218,7 @@ class _Sink:
         if self._buffer.nbytes - self._start + len(data) > self._max_nbytes:
             raise MediaTooLarge(
                 f"an item has more than {self._max_nbytes} bytes (--max-image-nbytes, "
-                "--max-video-nbytes, --max-audio-nbytes)"
+                "--max-video-nbytes, --max-audio-nbytes, --max-document-nbytes)"
             )
         self._buffer.write(data)
 

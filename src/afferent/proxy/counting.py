@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator, Sequence
 
 from afferent import errors
-from afferent.items.request import MediaPart
+from afferent.items.request import DocumentPart, MediaPart
 from afferent.telemetry.journal import JOURNAL
 from afferent.telemetry.registry import SECONDS, SHORT_SECONDS, WAIT_SECONDS, counter, histogram
 from afferent.telemetry.trace import STAGES, Trace, declare_stages
-from afferent.types import Modality
+from afferent.types import FILE_KINDS
 
 declare_stages("read_body", "parse_json", "tokenize", "digest", "into_the_arena", "acquire")
 declare_stages("fetch", "room_for_features", "queue_jobs", "wait_for_a_permit", "first_token")
@@ -19,8 +19,8 @@ declare_stages("wait_for_features", "wait_for_embeddings", "convert")
 
 APIS: set[str] = set()
 """Names of the APIs; each is added with its endpoint."""
-MEDIA = ("none", *Modality, "mixed", "unknown", "unread")
-"""Modality of a request's media.
+MEDIA = ("none", *FILE_KINDS, "mixed", "unknown", "unread")
+"""Kind of a request's media.
 
 ``unknown``: the body was not read to its end. ``unread``: the request was refused before, for
 example without a known key.
@@ -101,8 +101,8 @@ _TICK_S, _IDLE_TICK_S = 0.1, 1.0
 """A wakeup costs some hundred microseconds, even on an idle machine."""
 
 
-def media_of(parts: Sequence[MediaPart]) -> str:
-    """Return the modality of a request's media, as one word."""
+def media_of(parts: Sequence[MediaPart | DocumentPart]) -> str:
+    """Return the kind of a request's media, as one word."""
     found = {part.modality for part in parts}
     if len(found) > 1:
         return "mixed"

@@ -5,25 +5,29 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
-from afferent.types import Modality
+from afferent.types import DOCUMENT, FileKind, Modality
 
-_SUFFIXES: dict[Modality, frozenset[str]] = {
+_SUFFIXES: dict[FileKind, frozenset[str]] = {
     Modality.IMAGE: frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif"}),
     Modality.AUDIO: frozenset({".wav", ".mp3", ".flac", ".ogg", ".oga", ".opus", ".m4a"}),
     Modality.VIDEO: frozenset({".mp4", ".m4v", ".mov", ".webm", ".mkv"}),
+    DOCUMENT: frozenset({".pdf"}),
 }
+_DOCUMENTS = ("application/pdf", "application/x-pdf")
 _SAYS_NOTHING = ("", "application/octet-stream")
 
 
-def kind_of_file(media_type: str, name: str | None) -> Modality | None:
+def kind_of_file(media_type: str, name: str | None) -> FileKind | None:
     """Return the kind by the media type or, without one, by the name; ``None`` if unsupported."""
     if media_type.lower() in _SAYS_NOTHING:
         return kind_of_name(name or "")
+    if media_type.lower() in _DOCUMENTS:
+        return DOCUMENT
     kind, _, _ = media_type.lower().partition("/")
     return next((modality for modality in Modality if modality == kind), None)
 
 
-def kind_of_name(name: str) -> Modality | None:
+def kind_of_name(name: str) -> FileKind | None:
     """Return the kind by the suffix of a file's name, or of a URL's path."""
     try:
         suffix = PurePosixPath(urlsplit(name).path).suffix.lower()

@@ -8,10 +8,17 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from afferent.builtin.apis import document_parts
+from afferent.builtin.apis.file_kinds import kind_of_file, kind_of_name
 from afferent.builtin.apis.schema import ConversationRequest, Stop
 from afferent.builtin.pipeline.request import ScoredToken, Usage
-from afferent.items.request import Detail
+from afferent.errors import InvalidRequest, UnsupportedMedia, UnsupportedParameter
+from afferent.items.request import Detail, DocumentPart, MediaPart
 from afferent.media.body.cutter import MediaKeys
+from afferent.media.body.raw import RawMedia
+from afferent.media.body.received import ReceivedBody
+from afferent.types import DOCUMENT, DocumentKind, FileKind
+from afferent.wording import any_of
 
 MEDIA_KEYS = MediaKeys(
     urls=("url", "image_url", "video_url", "audio_url", "file_data"), base64=("data",)
@@ -23,6 +30,75 @@ size.
 ImageDetail = Detail | Literal["original"]
 """Detail of an image; ``original`` has no limit but the model's own, which ``auto`` has, too."""
 Stops = Stop | Annotated[list[Stop], Meta(max_length=4)]
+
+
+class InputFile(Struct):
+    """File of a request: its bytes as a ``data:`` URL, or a URL.
+
+    ``pages`` and ``dpi`` choose pages of a document, and their resolution.
+    """
+
+    file_data: str | None = None
+    file_url: str | None = None
+    file_id: str | None = None
+    filename: Annotated[str, Meta(max_length=1024)] | None = None
+    detail: Detail | None = None
+    pages: document_parts.Pages | None = None
+    dpi: document_parts.Dpi | None = None
+
+
+def read_file(
+    file: InputFile, media: dict[str, RawMedia], body: ReceivedBody, where: str
+) -> MediaPart | DocumentPart:
+    """Translate a file; its bytes are removed from ``media``.
+
+    Raises:
+        InvalidRequest: It has no source, or several.
+        UnsupportedMedia: It is none of the supported kinds.
+    """
+    url = only(where, file_data=file.file_data, file_url=file.file_url, file_id=file.file_id)
+    kind: FileKind | None
+    if file.file_data is None:
+        # Many URLs of PDFs have no suffix, and the bytes decide.
+        kind = kind_of_name(file.filename or "") or kind_of_name(url) or DOCUMENT
+    else:
+        kind = kind_of_file(_media_type(url, body, where), file.filename)
+    source = media.pop(url, url)
+    match kind:
+        case None:
+            raise UnsupportedMedia(
+                "a file is an image, audio, a video or a PDF, by its media type or by its name",
+                param=where,
+            )
+        case DocumentKind():
+            return document_parts.document(
+                *(source, where), pages=file.pages, dpi=file.dpi, detail=file.detail
+            )
+    return MediaPart(kind, source, file.detail or "auto")
+
+
+def _media_type(url: str, body: ReceivedBody, where: str) -> str:
+    if url in body.cut:
+        return body.cut[url].media_type
+    head, comma, _ = url.partition(",")
+    if not comma or head[:5].lower() != "data:":
+        raise InvalidRequest("file_data is a data: URL of base64", param=where)
+    return head[5:].partition(";")[0]
+
+
+def only(where: str, *, file_id: str | None, **urls: str | None) -> str:
+    """Return the only given URL.
+
+    Raises:
+        UnsupportedParameter: A file's id is given.
+        InvalidRequest: There is none, or more than one.
+    """
+    if file_id is not None:
+        raise UnsupportedParameter("files by id are not supported", param=f"{where}.file_id")
+    given = [url for url in urls.values() if url is not None]
+    if len(given) != 1:
+        raise InvalidRequest(f"{where} needs {any_of(urls)}", param=where)
+    return given[0]
 
 
 class StreamOptions(Struct):

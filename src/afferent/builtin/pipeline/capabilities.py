@@ -16,7 +16,7 @@ from afferent.errors import (
     UnsupportedMedia,
     UnsupportedParameter,
 )
-from afferent.types import FormField, Sampling
+from afferent.types import FormField, Modality, Sampling
 
 _NO_OP = Sampling(max_tokens=1)
 
@@ -35,6 +35,10 @@ def check(info: EngineInfo, request: GenerateRequest) -> None:
     for part in request.media:
         if part.modality not in info.modalities:
             raise UnsupportedMedia(f"the engine takes no {part.modality}", param=Param.MESSAGES)
+    if request.documents and Modality.IMAGE not in info.modalities:
+        raise UnsupportedMedia(
+            "the engine takes no images, so no pages of documents", param=Param.MESSAGES
+        )
     asked = SamplingDefaults().apply(request, max_tokens=_NO_OP.max_tokens)
     for name in info.lacking:
         if getattr(asked, name) != getattr(_NO_OP, name):

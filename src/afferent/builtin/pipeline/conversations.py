@@ -23,7 +23,7 @@ from afferent.builtin.pipeline.collector import AnswerCollector
 from afferent.builtin.pipeline.request import CallPart, End, Message, Output, Part, TextPart
 from afferent.errors import AfferentError, Param, ResponseNotFound
 from afferent.items.acquire import handle_if_there
-from afferent.items.request import Detail, MediaPart, SeenMedia
+from afferent.items.request import Detail, DocumentPart, MediaPart, PageRange, SeenMedia
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import Find, SealItem
 from afferent.telemetry.registry import counter
@@ -63,14 +63,27 @@ class _Media(Struct, frozen=True, array_like=True, tag="media", forbid_unknown_f
     detail: Detail
 
 
+class _Document(Struct, frozen=True, array_like=True, tag="document", forbid_unknown_fields=True):
+    """Document by the digest of its file: its pages are known as long as the store has them."""
+
+    digest: KeyBytes
+    first: int
+    last: int
+    dpi: int
+    detail: Detail
+
+
 class _Call(Struct, frozen=True, array_like=True, tag="call", forbid_unknown_fields=True):
     name: str
     arguments: str
 
 
+_Kept = _Text | _Media | _Document | _Call
+
+
 class _Turn(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     role: str
-    parts: list[_Text | _Media | _Call]
+    parts: list[_Kept]
 
 
 class Conversation(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -227,7 +240,7 @@ def not_found(response_id: str, *, param: Param | None = None) -> ResponseNotFou
     return ResponseNotFound(f"the response {response_id!r} is not kept: {_WHY}", param=param)
 
 
-def _kept(part: Part, digests: Iterator[bytes]) -> _Text | _Media | _Call:
+def _kept(part: Part, digests: Iterator[bytes]) -> _Kept:
     match part:
         case CallPart(name, arguments):
             return _Call(name, arguments)
@@ -235,9 +248,11 @@ def _kept(part: Part, digests: Iterator[bytes]) -> _Text | _Media | _Call:
             return _Text(text)
         case MediaPart():
             return _Media(part.modality, next(digests), part.detail)
+        case DocumentPart(pages=pages, dpi=dpi, detail=detail):
+            return _Document(next(digests), pages.first, pages.last, dpi, detail)
 
 
-def _part(part: _Text | _Media | _Call) -> Part:
+def _part(part: _Kept) -> Part:
     match part:
         case _Call(name, arguments):
             return CallPart(name, arguments)
@@ -245,3 +260,5 @@ def _part(part: _Text | _Media | _Call) -> Part:
             return TextPart(text)
         case _Media(modality, digest, detail):
             return MediaPart(modality, SeenMedia(digest), detail)
+        case _Document(digest, first, last, dpi, detail):
+            return DocumentPart(SeenMedia(digest), PageRange(first, last), dpi, detail)

@@ -9,10 +9,12 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 import msgspec
 
 from afferent.builtin.pipeline import capabilities
+from afferent.builtin.pipeline.document_pages import digests_of, with_pages
 from afferent.builtin.pipeline.generate import AnswerWriter, merge
 from afferent.builtin.pipeline.prompt import Prompt, PromptBuilder
 from afferent.builtin.pipeline.request import (
@@ -38,6 +40,7 @@ from afferent.errors import (
     Param,
     PromptTooLong,
 )
+from afferent.items.documents import ReadDocument
 from afferent.items.item import ReceivedItem
 from afferent.items.stage import ItemStage
 from afferent.media.families.plan import Prompt as ItemPrompt
@@ -106,12 +109,16 @@ class Pipeline:
             form = msgspec.json.encode(self._prompts.tool_form(use)).decode()
             request = msgspec.structs.replace(request, tools=form)
         trace = own.trace
-        trace.media, trace.where = counting.media_of(request.media), "preprocess"
+        trace.media, trace.where = counting.media_of(request.files), "preprocess"
         self._items.check(request.items)
+        self._items.documents.check(request.documents)
         capabilities.check(self.engine.info, request)
         release = own.release_after(request.n)
         try:
+            given, read = request, await self._read_documents(request, trace)
+            request = with_pages(request, read)
             engine_request, info = await self._prepare(request, trace)
+            info = replace(info, digests=digests_of(given, read, info.digests))
             trace.where = "engine"
             yield info
             answers = self._answers(request, engine_request, release, trace)
@@ -133,8 +140,10 @@ class Pipeline:
             InvalidRequest: Something in the request is invalid.
             Unavailable: Try again.
         """
-        trace.media, trace.where = counting.media_of(request.media), "preprocess"
+        trace.media, trace.where = counting.media_of(request.files), "preprocess"
         self._items.check(request.items)
+        self._items.documents.check(request.documents)
+        request = with_pages(request, await self._read_documents(request, trace))
         found = await self._items.read(request.items, trace)
         with found.awaited():
             sizes: list[int | None] = [None] * len(found.in_order)
@@ -166,6 +175,14 @@ class Pipeline:
                 self._prompts.text_of(given) if isinstance(given, tuple) else "",
                 request.cache_salt,
             )
+
+    async def _read_documents(self, request: GenerateRequest, trace: Trace) -> list[ReadDocument]:
+        """Return the documents of a request; the features of their pages exist."""
+        info = self.engine.info
+        return await self._items.documents.read(
+            *(request.items, request.documents, trace),
+            max_tokens=info.max_model_len if info is not None else None,
+        )
 
     def _hash_of(self, item: ReceivedItem) -> str:
         renderer = self.engine

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from afferent.admission.shares import NAMELESS, Share
-from afferent.items.request import ItemRequest, MediaPart
+from afferent.items.request import DocumentPart, ItemRequest, MediaPart
 from afferent.types import Modality, Placeholder, Sampling, ToolFunction
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -29,7 +29,8 @@ class CallPart:
     arguments: str
 
 
-Part = TextPart | MediaPart | CallPart
+Part = TextPart | MediaPart | DocumentPart | CallPart
+"""A `DocumentPart` is replaced by its pages before a prompt is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,18 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     def media(self) -> list[MediaPart]:
         """All items of all messages, in order."""
         return [p for m in self.messages for p in m.parts if isinstance(p, MediaPart)]
+
+    @property
+    def files(self) -> list[MediaPart | DocumentPart]:
+        """All items and documents of all messages, in order."""
+        return [
+            p for m in self.messages for p in m.parts if isinstance(p, MediaPart | DocumentPart)
+        ]
+
+    @property
+    def documents(self) -> list[DocumentPart]:
+        """All documents of all messages, in order."""
+        return [p for m in self.messages for p in m.parts if isinstance(p, DocumentPart)]
 
     @property
     def items(self) -> ItemRequest:

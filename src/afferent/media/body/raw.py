@@ -25,6 +25,8 @@ from afferent.types import CreateItem, Handle, KiB, MiB, ObjectKind
 SMALL_NBYTES = 256 * KiB
 """Most bytes of a request on the heap."""
 _MAX_STEP_NBYTES = 4 * MiB
+PAGE = "page"
+"""Origin of the image of a document's page, which a worker has rendered."""
 
 
 class HeapAllowance:
@@ -49,8 +51,8 @@ class RawMedia:
     The object is the request's own. Unless it ``is_sealed``, no other client can read it yet.
 
     Attributes:
-        origin: Source of the bytes: ``data``, ``fetch``, or ``tier`` where another node had fetched
-            them.
+        origin: Source of the bytes: ``data``, ``fetch``, ``tier`` where another node had fetched
+            them, or `PAGE`.
         fresh_s: Time for which they are a valid copy of their URL's content.
         digest: Digest of the bytes, where it was computed as they came.
         took_us: Duration of their transfer from a media host.

@@ -31,10 +31,11 @@ from afferent.media.fetch.places import FairPlaces, PlacesByName, User
 from afferent.media.fetch.url_memory import fresh_s as freshness
 from afferent.runtime.exhaustion import blamed
 from afferent.runtime.tasks import in_thread
-from afferent.types import Modality
+from afferent.types import DOCUMENT, FileKind
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MAX_REDIRECTS = 3
+_ACCEPT: dict[FileKind, str] = {DOCUMENT: "application/pdf"}
 _MAX_CONCURRENT_FETCHES = 32
 """Limit of one request, which leaves connections for other requests; one host has a lower limit."""
 _MAX_CONNECTIONS = 256
@@ -83,7 +84,7 @@ class Fetcher:
         return FetchSession(self, Budget(max_nbytes), user)
 
     async def fetch_into(
-        self, url: str, delivery: Delivery, *, modality: Modality, user: User
+        self, url: str, delivery: Delivery, *, modality: FileKind, user: User
     ) -> None:
         """Fetch a URL as `FetchSession.fetch_into` does."""
         try:
@@ -93,7 +94,7 @@ class Fetcher:
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
             raise blamed(error, FetchFailed("the media host could not be reached")) from error
 
-    async def _follow(self, url: str, delivery: Delivery, modality: Modality, user: User) -> None:
+    async def _follow(self, url: str, delivery: Delivery, modality: FileKind, user: User) -> None:
         """Fetch, and follow redirects; the wait for a slot does not count as time."""
         allow = self._limits.fetch_allow
         target = check_url(url, allow=allow)
@@ -125,14 +126,14 @@ class Fetcher:
                 raise NoPermitLeft("too many media are being fetched; try again") from error
             yield
 
-    async def _get(self, target: Target, delivery: Delivery, modality: Modality) -> str | None:
+    async def _get(self, target: Target, delivery: Delivery, modality: FileKind) -> str | None:
         """Deliver the body, or return the location of a redirect."""
         url = httpcore.URL(
             scheme=target.scheme, host=target.host, port=target.port, target=target.path
         )
         headers = [
             ("Host", target.host_header),
-            ("Accept", f"{modality}/*"),
+            ("Accept", _ACCEPT.get(modality, f"{modality}/*")),
             ("Accept-Encoding", "identity"),
         ]
         timeouts = {
@@ -219,7 +220,7 @@ class FetchSession:
         url: str,
         sink: Sink,
         *,
-        modality: Modality,
+        modality: FileKind,
         max_nbytes: int,
         make_room: MakeRoom | None = None,
     ) -> Fetched:
@@ -271,7 +272,7 @@ class FetchSession:
             for known in opened:
                 known.close()
 
-    async def fetch(self, url: str, *, modality: Modality, max_nbytes: int) -> bytes:
+    async def fetch(self, url: str, *, modality: FileKind, max_nbytes: int) -> bytes:
         """Return the bytes of a URL. Raises as `fetch_into` does."""
         data = bytearray()
         await self.fetch_into(url, data.extend, modality=modality, max_nbytes=max_nbytes)

@@ -21,7 +21,7 @@ from afferent.media.body.shared_room import SharedRoom
 from afferent.media.fetch.fetch import FetchSession, WantedFile
 from afferent.runtime.tasks import gather
 from afferent.store.client.async_store import AsyncDaemonStore
-from afferent.types import CreateItem, Handle, Modality, ObjectKind
+from afferent.types import CreateItem, FileKind, Handle, ObjectKind
 
 _BARE_BASE64: Final = re.compile(r"[A-Za-z0-9+/\r\n]{64}|[A-Za-z0-9+/\r\n]{16,}={0,2}\Z")
 _FILES_AT_ONCE: Final = 32
@@ -34,7 +34,7 @@ class WantedMedia:
     """Item that came as a URL."""
 
     url: str
-    modality: Modality
+    modality: FileKind
 
     @property
     def is_http(self) -> bool:

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 
 from afferent import keys
-from afferent.types import Modality
+from afferent.types import FileKind
 
 _TAG = b"afferent/url/v1"
 _MAX_KNOWN = 16_384
@@ -35,7 +35,7 @@ class UrlMemory:
         self._flights: dict[bytes, asyncio.Event] = {}
 
     @staticmethod
-    def key(url: str, *, tenant: str, modality: Modality) -> bytes:
+    def key(url: str, *, tenant: str, modality: FileKind) -> bytes:
         return keys.frame(_TAG, tenant.encode(), modality.encode(), url.encode())
 
     def digest(self, key: bytes) -> bytes | None:

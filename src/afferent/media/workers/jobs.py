@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import struct
+from typing import Annotated
+
 import msgspec
-from msgspec import Struct
+import numpy as np
+from msgspec import Meta, Struct
 
 from afferent.media.families.plan import FeaturePlan
 from afferent.media.headers.probe import AudioHeader, ImageHeader, MediaHeader, VideoHeader
 from afferent.telemetry.trace import declare_stages
 from afferent.types import Modality, NonNegative
 
-declare_stages("read_container", "decode", "write_file", "process")
+declare_stages("read_container", "decode", "write_file", "process", "render", "list_pages")
 
 
 class _Job(Struct, array_like=True, forbid_unknown_fields=True):
@@ -54,11 +58,36 @@ class MakeFeatures(_Job, tag="features"):
     max_pixels: NonNegative = 0
 
 
-Job = PlanImage | PlanFile | MakeFeatures
+class ListPages(_Job, tag="list pages"):
+    """List the pages ``first`` to ``last`` of a document; the object is a `DocumentPages`.
+
+    ``last`` is 0 for the last page of the document.
+    """
+
+    file: InputRange
+    first: Annotated[int, Meta(ge=1)]
+    last: NonNegative
+    dpi: Annotated[int, Meta(ge=1)]
+
+
+class RenderPage(_Job, tag="render page"):
+    """Render a page of a document; `page_of` reads the object.
+
+    ``size`` is the width and height of its image in pixels; without it, there is no image.
+    """
+
+    file: InputRange
+    number: Annotated[int, Meta(ge=1)]
+    size: tuple[NonNegative, NonNegative] | None
+    has_text: bool
+
+
+Job = PlanImage | PlanFile | MakeFeatures | ListPages | RenderPage
 
 
 _PLAN_US = 1_000
 _NS_A_PIXEL, _NS_A_FRAMES_PIXEL, _NS_A_SAMPLE, _NS_A_BYTE = 12, 5, 20, 3
+_NS_A_PAGES_PIXEL = 40
 
 
 def cost_us(job: Job) -> int:
@@ -73,7 +102,9 @@ def cost_us(job: Job) -> int:
             took_ns = _NS_A_FRAMES_PIXEL * width * height * num_frames + _NS_A_BYTE * file.nbytes
         case MakeFeatures(AudioHeader(num_channels=num_channels, num_frames=num_frames), file):
             took_ns = _NS_A_SAMPLE * num_channels * num_frames + _NS_A_BYTE * file.nbytes
-        case PlanFile(file=file):
+        case RenderPage(size=(width, height)):
+            took_ns = _NS_A_PAGES_PIXEL * width * height
+        case PlanFile(file=file) | ListPages(file=file) | RenderPage(file=file):
             took_ns = file.nbytes
         case _:
             took_ns = 0
@@ -87,8 +118,41 @@ class Planned(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     plan: FeaturePlan
 
 
+class DocumentPages(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Pages of a document: the number of all, and the sizes of the listed ones in pixels."""
+
+    num_pages: NonNegative
+    sizes: list[tuple[NonNegative, NonNegative]]
+
+
 PLAN_NBYTES = 64 << 10
-"""Space for a `Planned`; the unused part is released."""
+"""Space for a `Planned` or a `DocumentPages`; the unused part is released."""
+
+_LENGTH = struct.Struct("<Q")
+
+
+def page_nbytes(image_nbytes: int, text_nbytes: int) -> int:
+    """Return the bytes of a rendered page: its image, its text, and the length of the image."""
+    return image_nbytes + text_nbytes + _LENGTH.size
+
+
+def write_page(image: bytes, text: bytes, block: memoryview) -> int:
+    """Write a rendered page into a block that is large enough; return its bytes."""
+    data = np.frombuffer(block, np.uint8)
+    at = 0
+    for piece in (image, text, _LENGTH.pack(len(image))):
+        np.copyto(data[at : at + len(piece)], np.frombuffer(piece, np.uint8))
+        at += len(piece)
+    return at
+
+
+def page_of(block: memoryview) -> tuple[memoryview, str]:
+    """Return the image of a rendered page, which is a PNG file or empty, and its text."""
+    end = len(block) - _LENGTH.size
+    (image_nbytes,) = _LENGTH.unpack(block[end:])
+    return block[:image_nbytes], str(block[image_nbytes:end], "utf-8")
+
 
 job_decoder = msgspec.msgpack.Decoder(Job)
 planned_decoder = msgspec.msgpack.Decoder(Planned)
+pages_decoder = msgspec.msgpack.Decoder(DocumentPages)

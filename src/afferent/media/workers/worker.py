@@ -16,7 +16,7 @@ import numpy as np
 
 from afferent.config import Limits
 from afferent.errors import AfferentError, InternalError, InvalidMedia, MediaTooLarge
-from afferent.media.decode import audio, pillow
+from afferent.media.decode import audio, pdf, pillow
 from afferent.media.decode.audio import decode_audio, probe_audio
 from afferent.media.decode.image import decode_image, read_image_header
 from afferent.media.decode.video import open_video
@@ -26,13 +26,18 @@ from afferent.media.families.registry import AnyFamily
 from afferent.media.headers.probe import AudioHeader, ImageHeader, MediaHeader, VideoHeader
 from afferent.media.workers import sandbox
 from afferent.media.workers.jobs import (
+    DocumentPages,
     InputRange,
     Job,
+    ListPages,
     MakeFeatures,
     PlanFile,
     PlanImage,
     Planned,
+    RenderPage,
     job_decoder,
+    page_nbytes,
+    write_page,
 )
 from afferent.store.block import codec
 from afferent.store.client.daemon_store import DaemonStore
@@ -41,6 +46,8 @@ from afferent.types import Failure, Modality, Span, decode, encode, span_since
 
 log = logging.getLogger(__name__)
 
+_PAGE_TIMES = 2
+"""Limit of a page's job, in times of the limit for its rendering."""
 _LAZY = ("av.subtitles.codeccontext", "av.subtitles.stream", "numpy.fft", "numpy.ma")
 
 
@@ -53,6 +60,7 @@ def load_lazy_modules() -> None:
         importlib.import_module(name)
     audio.load()
     pillow.prepare_worker()
+    pdf.prepare_worker()
     warnings.simplefilter("ignore")  # Pillow would warn of each broken tag of a hostile file
 
 
@@ -130,6 +138,37 @@ class Worker:
                 with self._open(header, raw, spans) as media:
                     return self._process(self._bounded(max_pixels), media, block, spans)
 
+            case ListPages(file, first, last, dpi):
+                self._allow_page()
+                with self._span("list_pages", spans):
+                    num_pages, sizes = pdf.page_sizes(
+                        self._file(order, file),
+                        first=first,
+                        last=last,
+                        dpi=dpi,
+                        limits=self._limits,
+                    )
+                return _write(DocumentPages(num_pages, sizes), block)
+            case RenderPage(file, number, size, has_text):
+                self._allow_page()
+                with self._span("render", spans, note=f"page {number}"):
+                    page = pdf.render_page(
+                        *(self._file(order, file), number, size),
+                        has_text=has_text,
+                        limits=self._limits,
+                    )
+                    if page_nbytes(len(page.image), len(page.text)) > len(block):
+                        raise InternalError("a page is larger than its bound")
+                    return write_page(page.image, page.text, block)
+
+    def _allow_page(self) -> None:
+        """Limit the processor time of a job for a page.
+
+        Rendering ends itself in time; the kernel ends a worker whose page takes long to parse.
+        """
+        seconds = _PAGE_TIMES * self._limits.max_page_s
+        sandbox.allow_cpu(min(self._item_cpu_s, seconds))
+
     def _file(self, order: Order, file: InputRange) -> memoryview:
         whole = self._store.block(order.inputs[0])
         if file.start + file.nbytes > len(whole):
@@ -198,8 +237,8 @@ class Worker:
         spans.append(made)
 
 
-def _write(planned: Planned, block: memoryview) -> int:
-    data = encode(planned)
+def _write(record: Planned | DocumentPages, block: memoryview) -> int:
+    data = encode(record)
     if len(data) > len(block):
         raise InternalError("a plan is too long")
     np.copyto(np.frombuffer(block, np.uint8)[: len(data)], np.frombuffer(data, np.uint8))

@@ -11,13 +11,13 @@ from afferent.errors import FormatError, VersionMismatch
 from afferent.runtime.versions import mismatch, version_behind
 from afferent.types import NonNegative, decode
 
-VERSION = 5
+VERSION = 6
 """Version of all messages between clients and the daemon, and of their payloads for workers.
 
 Its position in `Hello` and in `Welcome` never changes, so that processes of any two versions can
 name both.
 """
-SCHEMA = "5-47280d328e69be31b19777883f633a2c"
+SCHEMA = "6-2caf7115d220cb066b77c1156d45313b"
 """The version, and the digest of its messages (`tests.wire_schema`)."""
 
 

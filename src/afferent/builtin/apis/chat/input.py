@@ -8,8 +8,8 @@ from afferent.builtin.apis import openai, schema
 from afferent.builtin.apis.chat import schema as openai_schema
 from afferent.builtin.apis.tool_calls import ToolCalls
 from afferent.builtin.pipeline.request import Message, Part, Role, TextPart
-from afferent.errors import InvalidRequest
-from afferent.items.request import MediaPart
+from afferent.errors import InvalidRequest, UnsupportedParameter
+from afferent.items.request import DocumentPart, MediaPart
 from afferent.media.body.raw import RawMedia
 from afferent.media.body.received import ReceivedBody
 from afferent.types import Modality
@@ -36,20 +36,26 @@ def read_messages(
         InvalidRequest: A part is not allowed there, or invalid.
     """
     media, calls = dict(body.media), ToolCalls()
-    messages = tuple(_message(i, each, media, calls) for i, each in enumerate(given))
+    messages = tuple(_message(i, each, media, body, calls) for i, each in enumerate(given))
     schema.check_all_taken(media, "messages")
     return messages
 
 
 def _message(
-    index: int, message: openai_schema.ChatMessage, media: dict[str, RawMedia], calls: ToolCalls
+    index: int,
+    message: openai_schema.ChatMessage,
+    media: dict[str, RawMedia],
+    body: ReceivedBody,
+    calls: ToolCalls,
 ) -> Message:
     where, role, content = f"messages[{index}]", _ROLES[message.role], message.content
     if isinstance(content, str):
         parts: list[Part] = [TextPart(content)]
     else:
-        parts = [read_content(part, media, where) for part in content or ()]
-    if role not in ("user", "tool") and any(isinstance(part, MediaPart) for part in parts):
+        parts = [read_content(part, media, where, body=body) for part in content or ()]
+    if role not in ("user", "tool") and any(
+        isinstance(part, MediaPart | DocumentPart) for part in parts
+    ):
         raise InvalidRequest(
             f"media stand in messages of the user and of tools, and {where} is the {role}'s",
             param=where,
@@ -76,11 +82,21 @@ def _add_calls(
             calls.write(turn, call.name, call.arguments, where)
 
 
-def read_content(part: openai_schema.Content, media: dict[str, RawMedia], where: str) -> Part:
+def read_content(
+    part: openai_schema.Content,
+    media: dict[str, RawMedia],
+    where: str,
+    *,
+    body: ReceivedBody | None = None,
+) -> Part:
     """Translate a part; its media are removed from ``media``.
+
+    Args:
+        body: Body of a request that may have files.
 
     Raises:
         InvalidRequest: It is an item without data, URL and id.
+        UnsupportedMedia: It is a file of no supported kind.
     """
     match part:
         case openai_schema.TextContent(text) | openai_schema.RefusalContent(text):
@@ -97,6 +113,10 @@ def read_content(part: openai_schema.Content, media: dict[str, RawMedia], where:
             found = MediaPart(Modality.AUDIO, _source(url, media), uuid=uuid)
         case openai_schema.AudioContent(audio, uuid):
             found = MediaPart(Modality.AUDIO, _audio_source(audio, media), uuid=uuid)
+        case openai_schema.FileContent(file):
+            if body is None:
+                raise UnsupportedParameter(f"{where} has a file", param=where)
+            return openai.read_file(file, media, body, where)
     if found.source is None and uuid is None:
         raise InvalidRequest(f"an item of {where} has no url, no data and no uuid", param=where)
     return found

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from afferent.builtin.apis import forms
-from afferent.builtin.apis.openai import ImageDetail, OpenAIRequest, StreamOptions
+from afferent.builtin.apis.openai import ImageDetail, InputFile, OpenAIRequest, StreamOptions
 from afferent.builtin.apis.schema import MAX_PARTS, MaxTokens, Name
 
 Uuid = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -64,8 +64,18 @@ class AudioContent(Struct, tag="input_audio"):
     uuid: Uuid | None = None
 
 
+class FileContent(Struct, tag="file"):
+    file: InputFile
+
+
 Content = (
-    TextContent | RefusalContent | ImageContent | VideoContent | AudioUrlContent | AudioContent
+    TextContent
+    | RefusalContent
+    | ImageContent
+    | VideoContent
+    | AudioUrlContent
+    | AudioContent
+    | FileContent
 )
 
 

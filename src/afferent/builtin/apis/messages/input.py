@@ -7,16 +7,16 @@ changes nothing, since caching is by content.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from afferent.builtin.apis import schema
+from afferent.builtin.apis import document_parts, schema
 from afferent.builtin.apis.tool_calls import ToolCalls
 from afferent.builtin.pipeline.request import Message, Part, Role, TextPart
-from afferent.errors import InvalidRequest, UnsupportedMedia, UnsupportedParameter
+from afferent.errors import InvalidRequest, UnsupportedParameter
 from afferent.items.request import MediaPart
 from afferent.media.body.raw import RawMedia
 from afferent.media.body.received import ReceivedBody
@@ -46,8 +46,31 @@ class _Image(Struct, tag="image"):
     source: _Base64 | _Url | _File
 
 
+class _PlainText(Struct, tag="text"):
+    """Text of a document; ``media_type`` is text/plain, whatever it says."""
+
+    data: str
+
+
+class _Content(Struct, tag="content"):
+    """Document as text and images of its own."""
+
+    content: str | Annotated[list[Text | _Image], Meta(max_length=schema.MAX_PARTS)]
+
+
+class _Citations(Struct):
+    enabled: bool | None = None
+
+
 class _Document(Struct, tag="document"):
-    """Document; declared for a clear error message."""
+    """Document; ``pages`` and ``dpi`` choose pages of a PDF, and their resolution."""
+
+    source: _Base64 | _Url | _PlainText | _Content | _File
+    title: str | None = None
+    context: str | None = None
+    citations: _Citations | None = None
+    pages: document_parts.Pages | None = None
+    dpi: document_parts.Dpi | None = None
 
 
 class _ToolUse(Struct, tag="tool_use"):
@@ -126,19 +149,44 @@ class _Reader:
                 self.turns.append(("tool", []))  # each of them is a turn
                 for index, inner in enumerate(_as_blocks(content)):
                     self._block("tool", inner, f"{where}.content[{index}]")
-            case _Document():
-                raise UnsupportedMedia(f"{where}: documents are not supported", param=where)
+            case _Document() if role in ("user", "tool"):
+                self._turn_of(role).extend(self._document(block, where))
             case _:
                 raise InvalidRequest(
                     f"{where}: such a block stands in no message of the {role}", param=where
                 )
 
     def _image(self, image: _Image, where: str) -> MediaPart:
-        match image.source:
+        return MediaPart(Modality.IMAGE, self._source(image.source, where))
+
+    def _source(self, source: _Base64 | _Url | _File, where: str) -> str | RawMedia:
+        match source:
             case _Base64(data, media_type):
                 url = f"data:{media_type};base64,{data}"  # if it is too short to be cut out
-                return MediaPart(Modality.IMAGE, self.media.pop(data, url))
+                return self.media.pop(data, url)
             case _Url(url):
-                return MediaPart(Modality.IMAGE, self.media.pop(url, url))
-            case _File():
-                raise UnsupportedParameter(f"{where}: files by id are not supported", param=where)
+                return self.media.pop(url, url)
+        raise UnsupportedParameter(f"{where}: files by id are not supported", param=where)
+
+    def _document(self, block: _Document, where: str) -> Iterator[Part]:
+        """Yield the title and the context of a document, and its content."""
+        if block.citations is not None and block.citations.enabled:
+            raise UnsupportedParameter(
+                f"{where}: citations are not supported: the model's answer names no places of a "
+                'document; leave them out, or send {"enabled": false}',
+                param=where,
+            )
+        yield from (TextPart(f"{text}\n") for text in (block.title, block.context) if text)
+        match block.source:
+            case _PlainText(data):
+                yield TextPart(f"{data}\n")
+            case _Content(content):
+                for inner in _as_blocks(content):
+                    if isinstance(inner, Text):
+                        yield TextPart(f"{inner.text}\n")
+                    elif isinstance(inner, _Image):
+                        yield self._image(inner, where)
+            case source:
+                yield document_parts.document(
+                    self._source(source, where), where, pages=block.pages, dpi=block.dpi
+                )

@@ -11,15 +11,13 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from afferent.builtin.apis import openai, schema
-from afferent.builtin.apis.file_kinds import kind_of_file, kind_of_name
 from afferent.builtin.apis.tool_calls import ToolCalls
 from afferent.builtin.pipeline.request import Message, Part, Role, TextPart
-from afferent.errors import InvalidRequest, UnsupportedMedia, UnsupportedParameter
-from afferent.items.request import Detail, MediaPart
+from afferent.errors import InvalidRequest, UnsupportedParameter
+from afferent.items.request import DocumentPart, MediaPart
 from afferent.media.body.raw import RawMedia
 from afferent.media.body.received import ReceivedBody
 from afferent.types import Modality
-from afferent.wording import any_of
 
 
 class _InputText(Struct, tag="input_text"):
@@ -40,12 +38,8 @@ class _InputImage(Struct, tag="input_image"):
     detail: openai.ImageDetail | None = None
 
 
-class _InputFile(Struct, tag="input_file"):
-    file_data: str | None = None
-    file_url: str | None = None
-    file_id: str | None = None
-    filename: Annotated[str, Meta(max_length=1024)] | None = None
-    detail: Detail | None = None
+class _InputFile(openai.InputFile, tag="input_file"):
+    pass
 
 
 class _AudioData(Struct):
@@ -114,7 +108,7 @@ class _Reader:
 
     def __init__(self, body: ReceivedBody) -> None:
         self.media: dict[str, RawMedia] = dict(body.media)
-        self._cut = body.cut
+        self._body = body
         self.turns: list[tuple[Role, list[Part]]] = []
         self._calls = ToolCalls()
 
@@ -139,7 +133,7 @@ class _Reader:
         if item.role is None or item.content is None:
             raise InvalidRequest("a message has a role and content", param=where)
         role, parts = _ROLES[item.role], self._parts(item.content, f"{where}.content")
-        if role != "user" and any(isinstance(part, MediaPart) for part in parts):
+        if role != "user" and any(isinstance(part, MediaPart | DocumentPart) for part in parts):
             raise InvalidRequest("media stand in messages of the user", param=where)
         self.turns.append((role, parts))
 
@@ -170,48 +164,12 @@ class _Reader:
             case _InputImage():
                 return self._image(part, where)
             case _InputFile():
-                return self._file(part, where)
+                return openai.read_file(part, self.media, self._body, where)
             case _InputAudio(audio):
                 url = f"data:audio/{audio.format};base64,{audio.data}"  # too short to be cut out
                 return MediaPart(Modality.AUDIO, self.media.pop(audio.data, url))
 
     def _image(self, part: _InputImage, where: str) -> MediaPart:
-        url = _only(where, image_url=part.image_url, file_id=part.file_id)
+        url = openai.only(where, image_url=part.image_url, file_id=part.file_id)
         detail = openai.detail_of(part.detail)
         return MediaPart(Modality.IMAGE, self.media.pop(url, url), detail)
-
-    def _file(self, part: _InputFile, where: str) -> MediaPart:
-        url = _only(where, file_data=part.file_data, file_url=part.file_url, file_id=part.file_id)
-        if part.file_data is None:
-            kind = kind_of_name(part.filename or "") or kind_of_name(url)
-        else:
-            kind = kind_of_file(self._media_type(url, where), part.filename)
-        if kind is None:
-            raise UnsupportedMedia(
-                "a file is an image, audio or a video, by its media type or by its name",
-                param=where,
-            )
-        return MediaPart(kind, self.media.pop(url, url), part.detail or "auto")
-
-    def _media_type(self, url: str, where: str) -> str:
-        if url in self._cut:
-            return self._cut[url].media_type
-        head, comma, _ = url.partition(",")
-        if not comma or head[:5].lower() != "data:":
-            raise InvalidRequest("file_data is a data: URL of base64", param=where)
-        return head[5:].partition(";")[0]
-
-
-def _only(where: str, *, file_id: str | None, **urls: str | None) -> str:
-    """Return the only given URL.
-
-    Raises:
-        UnsupportedParameter: A file's id is given.
-        InvalidRequest: There is none, or more than one.
-    """
-    if file_id is not None:
-        raise UnsupportedParameter("files by id are not supported", param=f"{where}.file_id")
-    given = [url for url in urls.values() if url is not None]
-    if len(given) != 1:
-        raise InvalidRequest(f"{where} needs {any_of(urls)}", param=where)
-    return given[0]
