@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from afferent.types import ObjectKind
-from tests import media_files
+from tests import media_files, pdfs
 from tests.end_to_end.replicas import CHAT, Replicas
 from tests.images import encoded, photo
 from tests.media.media_host import media_host, send
@@ -120,6 +120,21 @@ def test_image_that_the_engine_does_not_read_is_converted_without_loss(
     assert first == again
     data = first["messages"][0]["content"][0]["image_url"]["url"].partition(",")[2]
     np.testing.assert_array_equal(pixels_of(base64.b64decode(data)), pixels_of(file))
+
+
+def test_document_arrives_as_the_images_of_its_pages(server: Server, replicas: Replicas) -> None:
+    pages = [photo(80, 50, seed) for seed in (1, 2, 3)]
+    data = url(pdfs.of_images(pages), "application/pdf")
+    file = {"type": "file", "file": {"file_data": data, "filename": "a.pdf", "pages": "2-"}}
+    for _ in range(2):
+        seen = said(server.post(chat(file, {"type": "text", "text": "?"})))["media"]
+        assert [(each["format"], each["size"]) for each in seen] == [("PNG", [80, 50])] * 2
+    first, again = (got.json for replica in replicas.all for got in replica.got)
+    assert first == again
+    for part, page in zip(first["messages"][0]["content"], pages[1:], strict=False):
+        image = pixels_of(base64.b64decode(part["image_url"]["url"].partition(",")[2]))
+        assert np.abs(image.astype(int) - np.asarray(page)).mean() < 8
+    wait_until(lambda: pinned_nbytes(server) == 0)
 
 
 def test_large_image_is_made_smaller_with_the_ratio_of_its_sides(server: Server) -> None:

@@ -38,7 +38,7 @@ from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.launch import DAEMON
 from afferent.types import Handle, Modality, ObjectKind
-from tests import media_files, plain_http
+from tests import media_files, pdfs, plain_http
 from tests.end_to_end.standing_in import StandIn
 from tests.images import encoded, heic, in_mode, oriented, photo
 from tests.media.media_host import media_host, send
@@ -236,7 +236,7 @@ def document(data: str) -> dict[str, Any]:
     return {"type": "document", "source": source}
 
 
-def test_documents_have_no_limits_of_media_and_keep_their_bytes(
+def test_forwarded_documents_have_no_limits_of_media_and_keep_their_bytes(
     tmp_path: Path, picture: str
 ) -> None:
     """Neither their number nor their size is limited, and malformed base64 is no error."""
@@ -247,7 +247,7 @@ def test_documents_have_no_limits_of_media_and_keep_their_bytes(
     shown = {"type": "image", "source": source}
     texts = [png] * 5 + ["QUJD" * 20 + "\n" + "QUJD", "QUJD" * 90 + "*", "QUJD" * 90_000 + "QR=="]
     blocks = [document(text) for text in texts]
-    with standing(tmp_path, *small, *most) as front:
+    with standing(tmp_path, "--document-content", "forward", *small, *most) as front:
         answer = front.post("/v1/messages", chat(*blocks))
         assert answer.status_code == 200, answer.text
         assert json.loads(front.engine.heard[-1].body) == chat(*blocks)
@@ -266,6 +266,98 @@ def test_documents_have_no_limits_of_media_and_keep_their_bytes(
             block = {"type": "image", "source": {**source, "data": data}}
             answer = front.post("/v1/messages", chat(block))
             assert (answer.status_code, said in answer.text) == (400, True), answer.text
+
+
+def files_of(data: bytes) -> dict[str, Any]:
+    """Return the part of a PDF in the form of each API."""
+    url = f"data:application/pdf;base64,{base64.b64encode(data).decode()}"
+    return {
+        CHAT: {"type": "file", "file": {"file_data": url, "filename": "a.pdf"}},
+        "/v1/responses": {"type": "input_file", "file_data": url, "pages": "1-2"},
+        "/v1/messages": {**document(url.partition(",")[2]), "title": "T"},
+    }
+
+
+def body_of(path: str, *parts: Any) -> dict[str, Any]:
+    key = "input" if path == "/v1/responses" else "messages"
+    return {"model": "any", key: [{"role": "user", "content": list(parts)}]}
+
+
+def content_of(front: Front, path: str) -> list[Any]:
+    body = json.loads(front.engine.heard[-1].body)
+    found = body["input" if path == "/v1/responses" else "messages"][0]["content"]
+    assert isinstance(found, list)
+    return found
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages"])
+def test_pages_of_a_document_reach_the_engine_as_images_and_texts(front: Front, path: str) -> None:
+    data = pdfs.of_texts([f"{number} {path[4:12]}" for number in (1, 2)])
+    question = {"type": "input_text" if path == "/v1/responses" else "text", "text": "?"}
+    file = files_of(data)[path]
+    for _ in range(2):
+        answer = front.post(path, body_of(path, file, question))
+        assert answer.status_code == 200, answer.text
+        parts = content_of(front, path)
+        texts = [part["text"] for part in parts if "text" in part["type"]]
+        assert texts == [
+            *(["T"] if path == "/v1/messages" else []),
+            *(f"{number} {path[4:12]}" for number in (1, 2)),
+            "?",
+        ]
+        references = front.engine.heard[-1].references
+        assert [type(each) for each in references] == [FeaturesReference] * 2
+        assert [part["type"] for part in parts if "text" not in part["type"]] == [
+            {CHAT: "image_url", "/v1/responses": "input_image"}.get(path, "image")
+        ] * 2
+    assert answer.headers["x-afferent-items"] == "hit=2"
+
+
+def test_document_beside_an_image_and_other_files(front: Front, picture: str) -> None:
+    data = pdfs.of_images([photo(64, 48, seed) for seed in (1, 2)])
+    file = files_of(data)[CHAT]
+    image_file = {"type": "file", "file": {"file_data": picture, "filename": "a.jpg"}}
+    answer = front.post(CHAT, chat(image(picture), file, image_file, file))
+    assert answer.status_code == 200, answer.text
+    parts = content_of(front, CHAT)
+    assert [part["type"] for part in parts] == ["image_url"] * 3 + ["file"] + ["image_url"] * 2
+    assert parts[3] == image_file
+    keys = [each.key for each in front.engine.heard[-1].references]
+    assert (keys[1:3], len(set(keys))) == (keys[3:5], 3)
+
+
+def test_document_that_is_text_alone_becomes_text(front: Front, tmp_path: Path) -> None:
+    plain = {"type": "document", "source": {"type": "text", "data": "tea", "media_type": "x/y"}}
+    answer = front.post("/v1/messages", chat({**plain, "context": "C"}))
+    assert answer.status_code == 200, answer.text
+    assert content_of(front, "/v1/messages") == [
+        {"type": "text", "text": "C"},
+        {"type": "text", "text": "tea"},
+    ]
+    with standing(tmp_path, "--document-content", "text") as other:
+        file = files_of(pdfs.of_texts(["one", "two"]))[CHAT]
+        assert other.post(CHAT, chat(file)).status_code == 200
+        assert [part["text"] for part in content_of(other, CHAT)] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        (files_of(pdfs.encrypted())[CHAT], "encrypted"),
+        (files_of(b"%PDF-1.7")[CHAT], "broken"),
+        ({"type": "file", "file": {**files_of(b"%PDF")[CHAT]["file"], "pages": "3-1"}}, "pages"),
+        (
+            {"type": "document", "source": {"type": "url", "url": "http://127.0.0.1:1/a"}},
+            "127.0.0.1",
+        ),
+    ],
+)
+def test_unusable_documents_are_refused_here(front: Front, file: Any, said: str) -> None:
+    path = "/v1/messages" if file["type"] == "document" else CHAT
+    answer = front.post(path, chat(file))
+    assert 400 <= answer.status_code < 500, answer.text
+    assert said in answer.text
+    assert not front.engine.heard
 
 
 def test_long_and_deep_text_passes(front: Front) -> None:

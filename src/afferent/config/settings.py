@@ -104,9 +104,10 @@ class Limits(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
         le=1200,
         unit="DPI",
     )
-    document_content: Literal["both", "images", "text"] = setting(
+    document_content: Literal["both", "images", "text", "forward"] = setting(
         "both",
-        "content of a document's page for the model: its image and its text, or one of these",
+        "content of a document's page for the model: its image and its text, or one of these; with "
+        "forward, an engine behind this server gets the document as it came",
         Group.PREPROCESSING,
     )
 

@@ -184,8 +184,11 @@ class DocumentReader:
         self._digester = Digester(num_workers)
         self._numbers = itertools.count()
 
-    def check(self, documents: Sequence[DocumentPart]) -> None:
+    def check(self, documents: Sequence[DocumentPart], *, has_features: bool = True) -> None:
         """Check the number of documents, and that the model takes what they become.
+
+        Args:
+            has_features: Whether features are made of the pages.
 
         Raises:
             TooManyItems: There are too many.
@@ -198,7 +201,12 @@ class DocumentReader:
                 "(--max-documents)",
                 param=Param.MESSAGES,
             )
-        if documents and self._has_images and not self._items.takes(Modality.IMAGE):
+        if (
+            documents
+            and has_features
+            and self._has_images
+            and not self._items.takes(Modality.IMAGE)
+        ):
             raise UnsupportedMedia(
                 "the model takes no images, so no pages of documents; with --document-content text "
                 "it gets their text",

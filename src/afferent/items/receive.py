@@ -185,7 +185,7 @@ class ItemReader:
         for each in media:
             known = recalled.get(each) if is_fetched(each) else _left_out(each)
             name = Name.of(each.uuid, tenant=request.tenant) if each.uuid else None
-            is_page = isinstance(each.source, SeenMedia) and each.source.is_page
+            is_page = isinstance(each.source, SeenMedia) and each.is_page
             parts.append(_Part(known or each, name, is_recalled=known is not None or is_page))
         names = [part.name for part in parts if part.name is not None]
         coming = {part.name for part in parts if part.is_sent}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from afferent.admission.shares import NAMELESS, Share
-from afferent.media.body.raw import RawMedia
+from afferent.media.body.raw import PAGE, RawMedia
 from afferent.types import DOCUMENT, DocumentKind, Modality
 
 Detail = Literal["auto", "low", "high"]
@@ -37,6 +37,16 @@ class MediaPart:
     uuid: str | None = None
     max_pixels: int = 0
     """Maximum of pixels for an image, if it is less than the model's own; 0 for the default."""
+
+    @property
+    def is_page(self) -> bool:
+        """Whether it is a page of a document, which is not counted as an image."""
+        match self.source:
+            case RawMedia(origin=origin):
+                return origin == PAGE
+            case SeenMedia(is_page=is_page):
+                return is_page
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,7 @@ class ItemStage:
             tenant_secret=settings.tenant_secret,
             name_of=settings.name_of,
         )
+        self._names_items = settings.name_of is not None
         self._maker = Maker(store, gate, shares=settings.shares, timeout_s=settings.timeout_s)
         self._planner = Planner(self._maker, processor)
         self.documents = DocumentReader(
@@ -144,12 +145,22 @@ class ItemStage:
             if not self.takes(modality):
                 raise UnsupportedMedia(f"the model takes no {modality}", param=Param.MESSAGES)
 
+    @property
+    def shows_documents(self) -> bool:
+        """Whether documents are replaced by their pages, for an engine behind this server."""
+        return self._limits.document_content != "forward"
+
+    @property
+    def names_items(self) -> bool:
+        """Whether items have names outside of the store, for which their bytes are needed."""
+        return self._names_items
+
     def check_count(self, request: ItemRequest) -> None:
         """Check only the number of items."""
         limits = self._limits_by_tenant.get(request.share.tenant, self._limits)
         for modality in Modality:
             most = limits.of(modality).max_items
-            number = sum(part.modality is modality for part in request.media)
+            number = sum(part.modality is modality and not part.is_page for part in request.media)
             if number > most:
                 raise TooManyItems(
                     f"the request has {count(number, modality)}; at most {most} are accepted "

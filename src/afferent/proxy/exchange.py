@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -37,6 +37,7 @@ from afferent.proxy.load import LoadReport, LoadReports
 from afferent.proxy.reference_stage import Referenced, ReferenceStage
 from afferent.proxy.request_scope import RequestScope, RequestScopes
 from afferent.proxy.responses import path_of, refusal
+from afferent.proxy.shown_documents import documents_in
 from afferent.proxy.tenancy import Tenancy
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.trace import Trace
@@ -196,26 +197,39 @@ class Passage:
         trace.media, trace.where = "none", "preprocess"
         start_ns = time.monotonic_ns()
         keeps_form = self._inline is not None
-        document = media_locations.find(body.json, path, keeps_form=keeps_form)
+        stage = self._inline or self._stage
+        document = media_locations.find(
+            *(body.json, path),
+            keeps_form=keeps_form,
+            has_documents=stage.items.shows_documents,
+        )
+        shown, media = documents_in(document, body), dict(body.media)
+        sources = {place.source for place in document.places} | {each.source for each in shown}
         # Now: the items' memory may be reused soon.
-        others = self._others(document, body)
+        others = self._others(sources, body)
+        _check_media(sources, body)
+        if shown:
+            trace.media = "document"
+            await stage.show(
+                *(exchange.id, document, shown, media), share=exchange.share, trace=trace
+            )
         if not document.places:
             reader.let_others_come()
-            passed = self._tenancy.write(body.json, path, tenant=tenant, has_media=False)
+            passed = document.write(())
+            passed = self._tenancy.write(passed, path, tenant=tenant, has_media=False)
             return media_locations.restore(passed, others)
-        _check_media(document, body)
         trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))
-        trace.media = _media_of(document)
+        trace.media = trace.media if shown else _media_of(document)
         if self._inline is not None:
             inlined = exchange.inlined = await self._inline.read(
-                exchange.id, document, dict(body.media), share=exchange.share, trace=trace
+                exchange.id, document, media, share=exchange.share, trace=trace
             )
             reader.let_others_come()
             written = inlined.write(document)
             written = self._tenancy.write(written, path, tenant=tenant, has_media=False)
             return inlined.body(media_locations.restore(written, others))
         exchange.referenced = await self._stage.refer(
-            exchange.id, document, dict(body.media), share=exchange.share, trace=trace
+            exchange.id, document, media, share=exchange.share, trace=trace
         )
         reader.let_others_come()
         exchange.urls = [self._upstream.sign(each) for each in exchange.referenced.references]
@@ -223,10 +237,13 @@ class Passage:
         written = self._tenancy.write(written, path, tenant=tenant, has_media=True)
         return media_locations.restore(written, others)
 
-    def _others(self, document: media_locations.Document, body: ReceivedBody) -> dict[str, bytes]:
-        """Return the cut strings that are data and not media, by marker."""
-        shown = {place.source for place in document.places}
-        others = {marker: raw for marker, raw in body.media.items() if marker not in shown}
+    def _others(self, sources: Collection[object], body: ReceivedBody) -> dict[str, bytes]:
+        """Return the cut strings that are data and not media, by marker.
+
+        Args:
+            sources: URLs and markers of media.
+        """
+        others = {marker: raw for marker, raw in body.media.items() if marker not in sources}
         return {
             marker: body.cut[marker].written(self._bytes_of(raw)) for marker, raw in others.items()
         }
@@ -336,13 +353,13 @@ def _is_json(request: Request) -> bool:
     return "json" in kind.lower() or not kind
 
 
-def _check_media(document: media_locations.Document, body: ReceivedBody) -> None:
+def _check_media(sources: Collection[object], body: ReceivedBody) -> None:
     """
     Raises:
         InvalidMedia: What was cut out of the body is malformed or too large, and is media.
     """
-    for place in document.places:
-        item = body.cut.get(place.source or "")
+    for source in sources:
+        item = body.cut.get(source) if isinstance(source, str) else None
         if item is not None and item.error is not None:
             raise item.error
 

@@ -18,8 +18,9 @@ from afferent.media.body.raw import RawMedia
 from afferent.media.families.reencoded import FILE, ReencodedFamily
 from afferent.media.headers.media_types import media_type_of
 from afferent.proxy.inline_body import InlineBody, InlineMedia, Markers
-from afferent.proxy.media_locations import Document
+from afferent.proxy.media_locations import Document, DocumentPlace
 from afferent.proxy.reference_stage import WAYS
+from afferent.proxy.shown_documents import show
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.trace import Trace
@@ -72,6 +73,29 @@ class InlineStage:
         """
         self._store, self._items, self._upstream = store, items, upstream
         self._media_type = f"image/{family.format}"
+
+    @property
+    def items(self) -> ItemStage:
+        """Stage of the items."""
+        return self._items
+
+    async def show(
+        self,
+        request_id: str,
+        document: Document,
+        places: Sequence[DocumentPlace],
+        media: dict[str, RawMedia],
+        *,
+        share: Share,
+        trace: Trace,
+    ) -> None:
+        """Put the pages of documents in their places; see `shown_documents.show`."""
+        await show(
+            *(self._items, request_id, document, places, media),
+            share=share,
+            trace=trace,
+            keeps_bytes=True,
+        )
 
     async def read(
         self,

@@ -9,21 +9,27 @@ handle.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from afferent.errors import InvalidRequest
-from afferent.items.request import MediaPart
+from afferent.errors import InvalidRequest, UnsupportedParameter
+from afferent.items import document_parts
+from afferent.items.documents import Page
+from afferent.items.request import Detail, DocumentPart, MediaPart, SeenMedia
 from afferent.media.body.cutter import MediaKeys, spelled
 from afferent.media.body.json_path import ELEMENT
 from afferent.media.body.raw import RawMedia
 from afferent.types import Modality
 
-MEDIA_KEYS: Final = MediaKeys(urls=("url", "image_url", "video_url", "audio_url"), base64=("data",))
+T = TypeVar("T")
+
+MEDIA_KEYS: Final = MediaKeys(
+    urls=("url", "image_url", "video_url", "audio_url", "file_data"), base64=("data",)
+)
 """Keys of strings that may be long; their locations are checked later."""
 ONE_PROMPT: Final = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages"})
 """Paths whose requests have one prompt."""
@@ -66,9 +72,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Content block of Anthropic's API: an image, or a tool's result with images."""
+    """Content block of Anthropic's API: an image, a document, or a tool's result with these."""
 
     is_in_result: bool = False
+    is_in_document: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +111,7 @@ _EMBEDDINGS: Final = ByKey(
 )
 """One conversation, or several, under either key."""
 _RESPONSES: Final = Object({"input": Each(Object({"content": _PARTS, "output": Screenshot()}))})
+_IN_DOCUMENT: Final = Each(Block(is_in_result=True, is_in_document=True))
 _IN_RESULT: Final = Each(Block(is_in_result=True))
 _MESSAGES: Final = Object({"messages": Each(Object({"content": Each(Block())}))})
 _SCORED: Final = OneOrEach(_WITH_CONTENT)
@@ -165,17 +173,23 @@ def _strings(location: Location) -> Iterator[tuple[str, ...]]:
             yield from ((key,) for key in _URL_KEYS)
             yield from ((key, "url") for key in _URL_KEYS)
             yield ("input_audio", "data")
+            yield ("file_data",)
+            yield ("file", "file_data")
         case Screenshot():
             yield ("image_url",)
             yield from _strings(Each(Part()))
-        case Block(is_in_result):
+        case Block(is_in_result, is_in_document):
             yield from (("source", key) for key in ("url", "data"))
+            if is_in_document:
+                return
+            yield from (("source", "content", *rest) for rest in _strings(_IN_DOCUMENT))
             if not is_in_result:
                 yield from (("content", *rest) for rest in _strings(_IN_RESULT))
         case Url():
             yield ()
 
 
+_FILE_KEYS: Final = ("file", "file_data", "file_url")
 _URL_KEYS: Mapping[str, Modality] = {
     "image_url": Modality.IMAGE,
     "audio_url": Modality.AUDIO,
@@ -193,7 +207,7 @@ _KEYS_WITHOUT_TYPE: Final = ("image_url", "audio_url", "input_audio", "video_url
 _TELLING = re.compile(
     "|".join(
         f'"{spelled(word)}"'
-        for word in (*_URL_KEYS, "input_audio", "source", "images", "audio", "videos")
+        for word in (*_URL_KEYS, *_FILE_KEYS, "input_audio", "source", "images", "audio", "videos")
     ).encode()
 )
 """Without one of these keys, a piece of JSON has no media."""
@@ -209,6 +223,44 @@ class _Tool(Struct):
     type: str | None = None
 
 
+class _File(Struct):
+    """File in a part of OpenAI's APIs."""
+
+    file_data: str | None = None
+    file_url: str | None = None
+    filename: str | None = None
+    detail: Detail | None = None
+    pages: document_parts.Pages | None = None
+    dpi: document_parts.Dpi | None = None
+
+
+class _DocumentSource(Struct):
+    """Source of a document in Anthropic's API."""
+
+    type: str
+    data: str | None = None
+    url: str | None = None
+    media_type: str | None = None
+    content: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Citations(Struct):
+    enabled: bool | None = None
+
+
+class _DocumentBlock(Struct):
+    """Document in Anthropic's API."""
+
+    source: _DocumentSource
+    title: str | None = None
+    context: str | None = None
+    citations: _Citations | None = None
+    pages: document_parts.Pages | None = None
+    dpi: document_parts.Dpi | None = None
+
+
+_file = msgspec.json.Decoder(_File)
+_document_block = msgspec.json.Decoder(_DocumentBlock)
 _tools = msgspec.json.Decoder(list[_Tool] | None)
 _string_or_none = msgspec.json.Decoder(str | None)
 
@@ -219,13 +271,14 @@ class Place:
 
     Attributes:
         modality: Modality of the item.
-        source: A URL, or the marker of one that was cut out; ``None`` if known by its ``uuid``.
+        source: A URL, or the marker of one that was cut out; the image of a document's page;
+            ``None`` if known by its ``uuid``.
         uuid: Client's name of the item.
         is_bare: Whether only the base64 of the item is written there, and no URL.
     """
 
     modality: Modality
-    source: str | None
+    source: str | RawMedia | SeenMedia | None
     uuid: str | None = None
     is_bare: bool = False
 
@@ -244,17 +297,114 @@ class _MediaType:
     place: Place
 
 
+@dataclass(slots=True, eq=False)
+class DocumentPlace:
+    """A document (a PDF, for example) in a body. Its pages take its place, or it stays unchanged.
+
+    Attributes:
+        part: The document; its source is a URL, or the marker of one that was cut out.
+        media_type: Media type beside it, if there is one.
+        name: Name of its file.
+        form: Form of the parts of its pages: that of the part that they replace.
+        before: Parts of its title and its context.
+        nodes: What is written in its place.
+        places: Locations of its pages' images, in order.
+    """
+
+    part: DocumentPart
+    media_type: str
+    name: str
+    form: Form
+    before: list[object]
+    nodes: list[object]
+    places: list[Place] = field(default_factory=list)
+
+    @property
+    def source(self) -> str:
+        """URL of the document, or its marker."""
+        return self.part.source if isinstance(self.part.source, str) else ""
+
+    def show(self, pages: Sequence[Page]) -> None:
+        """Put the pages in the place of the document, as images and texts."""
+        self.nodes = [*self.before]
+        for page in pages:
+            if page.image is not None:
+                place = Place(Modality.IMAGE, page.image.source, is_bare=self.form.is_bare)
+                self.places.append(place)
+                self.nodes.append(self.form.image(place))
+            if page.text:
+                self.nodes.append(self.form.text(page.text))
+
+
+@dataclass(slots=True)
+class _Splice:
+    """Parts that stand in the place of one part of a list."""
+
+    nodes: list[object]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Form of the parts of one API."""
+
+    text_type: bytes
+    image: Callable[[Place], object]
+    is_bare: bool = False
+
+    def text(self, text: str) -> bytes:
+        """Return the part of a text, as JSON."""
+        return b'{"type":%b,"text":%b}' % (self.text_type, msgspec.json.encode(text))
+
+
+def _as_source(place: Place) -> dict[str, object]:
+    """Return the source of an image in Anthropic's API: a URL, or base64."""
+    if not place.is_bare:
+        return {"type": b'"url"', "url": place}
+    return {"type": b'"base64"', "media_type": _MediaType(place), "data": place}
+
+
+_CHAT_FORM: Final = Form(
+    b'"text"', lambda place: {"type": b'"image_url"', "image_url": {"url": place}}
+)
+_RESPONSES_FORM: Final = Form(
+    b'"input_text"',
+    lambda place: {"type": b'"input_image"', "image_url": place, "detail": b'"auto"'},
+)
+
+
+def _messages_form(*, keeps_form: bool) -> Form:
+    return Form(
+        b'"text"',
+        lambda place: {"type": b'"image"', "source": _as_source(place)},
+        is_bare=keeps_form,
+    )
+
+
 @dataclass(slots=True)
 class Document:
     """Body with its media locations, in order."""
 
     text: bytes
     root: object
-    places: list[Place]
+    found: list[Place | DocumentPlace]
     options: Mapping[str, bytes] = field(default_factory=dict)
     """Options in the body with a value, for the keys in `OPTION_KEYS`."""
     is_read_once: bool = False
     """Whether the upstream processes one prompt, once."""
+
+    @property
+    def places(self) -> list[Place]:
+        """Media locations, with those of pages that stand in the place of documents."""
+        return [
+            place
+            for each in self.found
+            for place in (each.places if isinstance(each, DocumentPlace) else [each])
+        ]
+
+    @property
+    def documents(self) -> list[DocumentPlace]:
+        """Documents, which may turn out to be other files."""
+        return [each for each in self.found if isinstance(each, DocumentPlace)]
 
     def parts(self, media: dict[str, RawMedia], *, max_pixels: int = 0) -> tuple[MediaPart, ...]:
         """Return the media of all locations.
@@ -266,7 +416,9 @@ class Document:
         return tuple(
             MediaPart(
                 place.modality,
-                None if place.source is None else media.pop(place.source, place.source),
+                media.pop(place.source, place.source)
+                if isinstance(place.source, str)
+                else place.source,
                 uuid=place.uuid,
                 max_pixels=max_pixels,
             )
@@ -289,7 +441,7 @@ class Document:
             media_types: Media types of the items, of a document that keeps its form. Then only the
                 client's names are dropped.
         """
-        if not self.places:
+        if self.root is self.text:
             return self.text
         written = {id(place): url for place, url in zip(self.places, urls, strict=True)}
         named = {
@@ -317,7 +469,8 @@ class Document:
                     )
                     return b"{" + b",".join(inner) + b"}"
                 case list():
-                    return b"[" + b",".join(text(each) or b"null" for each in node) + b"]"
+                    parts = (part for each in node for part in _spliced(each))
+                    return b"[" + b",".join(text(part) or b"null" for part in parts) + b"]"
             raise TypeError(type(node))
 
         root = self.root
@@ -326,26 +479,36 @@ class Document:
         return text(root) or b""
 
 
-def find(body: bytes, path: str, *, keeps_form: bool = False) -> Document:
+def _spliced(node: object) -> list[object]:
+    """Return the parts that stand in the place of one."""
+    return node.nodes if isinstance(node, DocumentPlace | _Splice) else [node]
+
+
+def find(
+    body: bytes, path: str, *, keeps_form: bool = False, has_documents: bool = False
+) -> Document:
     """Find the media of a request.
 
     Args:
         path: Path of the endpoint; if it is not in `TABLE`, all of the body is data.
         keeps_form: Whether base64 without a URL stays so, for an upstream that gets the media in
             the body. If not, each item becomes a URL.
+        has_documents: Whether documents are found, too; else they are data.
 
     Raises:
-        InvalidRequest: It is not JSON, in the part that was parsed.
+        InvalidRequest: It is not JSON, in the part that was parsed, or it chooses pages of a
+            document that are no range.
+        UnsupportedParameter: It asks for citations of a document.
     """
     location = TABLE.get(path)
     if location is None:
         return Document(body, body, [])
     try:
-        finder = _Finder(keeps_form=keeps_form)
+        finder = _Finder(keeps_form=keeps_form, has_documents=has_documents)
         root = finder.open(body, location)
         options: dict[str, bytes] = {}
         is_read_once = path in ONE_PROMPT
-        if finder.places and isinstance(root, dict):
+        if finder.found and isinstance(root, dict):
             is_read_once &= all(root.get(key, b"1") in _ONCE for key in _REPEATING_KEYS)
             is_read_once &= _has_only_functions(root.get("tools", b"[]"))
             options = {
@@ -355,8 +518,8 @@ def find(body: bytes, path: str, *, keeps_form: bool = False) -> Document:
             }
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest("the body is not valid JSON") from error
-    found = root if finder.places else body
-    return Document(body, found, finder.places, options, is_read_once=is_read_once)
+    tree = root if finder.found or finder.has_changed else body
+    return Document(body, tree, finder.found, options, is_read_once=is_read_once)
 
 
 def _has_only_functions(tools: bytes) -> bool:
@@ -374,9 +537,10 @@ def _has_only_functions(tools: bytes) -> bool:
 class _Finder:
     """Parser that collects media locations, in order."""
 
-    def __init__(self, *, keeps_form: bool) -> None:
-        self.places: list[Place] = []
-        self._keeps_form = keeps_form
+    def __init__(self, *, keeps_form: bool, has_documents: bool) -> None:
+        self.found: list[Place | DocumentPlace] = []
+        self.has_changed = False
+        self._keeps_form, self._has_documents = keeps_form, has_documents
 
     def open(self, raw: bytes, location: Location) -> object:
         """Parse a piece of JSON where media are possible; the rest stays unchanged."""
@@ -396,8 +560,8 @@ class _Finder:
                 return self.open(raw, inner)
             case (Part(), b"{"):
                 return self._part(self._members(raw))
-            case (Block(is_in_result), b"{"):
-                return self._block(self._members(raw), is_in_result=is_in_result)
+            case (Block(), b"{"):
+                return self._block(self._members(raw), location)
             case (Screenshot(), b"["):
                 return self._each(raw, Part())
             case (Screenshot(), b"{"):
@@ -413,20 +577,44 @@ class _Finder:
             return raw
         return [self.open(bytes(each), location) for each in _array.decode(raw)]
 
-    def _part(self, found: dict[str, bytes]) -> dict[str, object]:
+    def _part(self, found: dict[str, bytes]) -> object:
         """Replace the item of a part by its location, if it has one."""
+        if self._has_documents and (file := self._file(found)) is not None:
+            return file
         has_name = found.get("uuid", b"null") != b"null"
         opened: dict[str, object] = dict(found)
-        before = len(self.places)
+        before = len(self.found)
         key = self._key_of(found, has_name=has_name)
         if key == "input_audio":
             del opened[key]
             self._audio(opened, found[key], has_name=has_name)
         elif key is not None:
             opened[key] = self._url(_URL_KEYS[key], found[key], has_name=has_name)
-        if "uuid" in found and len(self.places) > before:
-            self._name(opened, found["uuid"], self.places[-1])
+        if "uuid" in found and len(self.found) > before:
+            place = self.found[-1]
+            if isinstance(place, Place):
+                self._name(opened, found["uuid"], place)
         return opened
+
+    def _file(self, found: dict[str, bytes]) -> object | None:
+        """Return the location of a part that is a file; ``None`` for any other part."""
+        match _text(found.get("type")):
+            case "file" if found.get("file", b"")[:1] == b"{":
+                file, form = _read(_file, found["file"]), _CHAT_FORM
+            case "input_file":
+                file, form = _read(_file, msgspec.json.encode(_raw(found))), _RESPONSES_FORM
+            case _:
+                return None
+        if file is None or (source := file.file_data or file.file_url) is None:
+            return None
+        part = document_parts.document(
+            *(source, "a file"), pages=file.pages, dpi=file.dpi, detail=file.detail
+        )
+        return self._document(DocumentPlace(part, "", file.filename or "", form, [], [dict(found)]))
+
+    def _document(self, place: DocumentPlace) -> DocumentPlace:
+        self.found.append(place)
+        return place
 
     @staticmethod
     def _key_of(found: dict[str, bytes], *, has_name: bool) -> str | None:
@@ -445,13 +633,53 @@ class _Finder:
         elif name is not None or raw == b"null":  # else the upstream refuses it
             del opened["uuid"]
 
-    def _block(self, found: dict[str, bytes], *, is_in_result: bool) -> dict[str, object]:
+    def _block(self, found: dict[str, bytes], block: Block) -> object:
+        is_in_result = block.is_in_result
         match _text(found.get("type")):
+            case "document" if self._has_documents and not block.is_in_document:
+                if (shown := self._document_block(found)) is not None:
+                    return shown
             case "image" if "source" in found:
                 return {**found, "source": self._source(found["source"])}
             case "tool_result" if "content" in found and not is_in_result:
                 return {**found, "content": self.open(found["content"], _IN_RESULT)}
         return dict(found)
+
+    def _document_block(self, found: dict[str, bytes]) -> object | None:
+        """Return what stands in the place of a document; ``None`` if it is data."""
+        block = _read(_document_block, msgspec.json.encode(_raw(found)))
+        if block is None:
+            return None
+        if block.citations is not None and block.citations.enabled:
+            raise UnsupportedParameter("citations of documents are not supported here")
+        form = _messages_form(keeps_form=self._keeps_form)
+        texts = [text for text in (block.title, block.context) if text]
+        before: list[object] = [form.text(text) for text in texts]
+        source = block.source
+        match source.type:
+            case "text" if source.data is not None:
+                self.has_changed = True
+                return _Splice([*before, form.text(source.data)])
+            case "content" if source.content[:1] == b'"':
+                self.has_changed = True
+                return _Splice([*before, form.text(_string.decode(source.content))])
+            case "content" if source.content[:1] == b"[":
+                self.has_changed = True
+                inner = [
+                    self.open(bytes(each), _IN_DOCUMENT.location)
+                    for each in _array.decode(source.content)
+                ]
+                return _Splice([*before, *inner])
+            case "base64" if source.data is not None:
+                is_marker = ":" in source.data
+                media_type = source.media_type or ""
+                url = source.data if is_marker else f"data:{media_type};base64,{source.data}"
+            case "url" if source.url is not None:
+                media_type, url = "", source.url
+            case _:
+                return None
+        part = document_parts.document(url, "a document", pages=block.pages, dpi=block.dpi)
+        return self._document(DocumentPlace(part, media_type, "", form, before, [dict(found)]))
 
     def _screenshot(self, found: dict[str, bytes]) -> dict[str, object]:
         url = found.get("image_url", b"null")
@@ -516,9 +744,7 @@ class _Finder:
     def _as_source(self, inner: dict[str, bytes], source: str) -> object:
         """Return the source of an image: a URL, or base64 where documents keep their form."""
         place = self._place(Modality.IMAGE, source, is_bare=self._keeps_form)
-        if not self._keeps_form:
-            return {**inner, "type": b'"url"', "url": place}
-        return {"type": b'"base64"', "media_type": _MediaType(place), "data": place}
+        return {**({} if self._keeps_form else inner), **_as_source(place)}
 
     @staticmethod
     def _members(raw: bytes) -> dict[str, bytes]:
@@ -526,8 +752,20 @@ class _Finder:
 
     def _place(self, modality: Modality, source: str | None, *, is_bare: bool = False) -> Place:
         place = Place(modality, source, is_bare=is_bare)
-        self.places.append(place)
+        self.found.append(place)
         return place
+
+
+def _read(decoder: msgspec.json.Decoder[T], raw: bytes) -> T | None:
+    """Return a part that follows its schema; ``None`` for one that the upstream may refuse."""
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError:
+        return None
+
+
+def _raw(found: Mapping[str, bytes]) -> dict[str, msgspec.Raw]:
+    return {key: msgspec.Raw(value) for key, value in found.items()}
 
 
 def _text(value: bytes | None) -> str | None:

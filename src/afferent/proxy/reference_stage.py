@@ -28,8 +28,9 @@ from afferent.items.request import ItemRequest
 from afferent.items.stage import ItemStage
 from afferent.keys import frame
 from afferent.media.body.raw import RawMedia
-from afferent.proxy.media_locations import Document
+from afferent.proxy.media_locations import Document, DocumentPlace
 from afferent.proxy.prompts import PromptTokens
+from afferent.proxy.shown_documents import show
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import Find
@@ -153,6 +154,37 @@ class ReferenceStage:
         files = await self._items.keep_bytes(request_id, found, trace)
         await self._items.enter_forwarded(request_id, found, trace)
         return self._raw(request, found, files)
+
+    @property
+    def items(self) -> ItemStage:
+        """Stage of the items."""
+        return self._items
+
+    async def show(
+        self,
+        request_id: str,
+        document: Document,
+        places: Sequence[DocumentPlace],
+        media: dict[str, RawMedia],
+        *,
+        share: Share,
+        trace: Trace,
+    ) -> None:
+        """Put the pages of documents in their places; see `shown_documents.show`.
+
+        Features of them are made at once if the engine takes features of all media of the request.
+        """
+        max_pixels = self._max_pixels(document)
+        makes_all = max_pixels is not None and self._makes_any(Modality.IMAGE)
+        makes_all = makes_all and self._upstream.takes(Modality.IMAGE, None)
+        keeps_bytes = not makes_all or bool(document.places) or self._items.names_items
+        await show(
+            *(self._items, request_id, document, places, media),
+            share=share,
+            trace=trace,
+            keeps_bytes=keeps_bytes,
+            max_pixels=max_pixels or 0,
+        )
 
     async def check(self, request_id: str, referenced: Referenced) -> None:
         """Check that the objects of the media handles have existed all the time.

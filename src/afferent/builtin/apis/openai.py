@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from afferent.builtin.apis import document_parts
-from afferent.builtin.apis.file_kinds import kind_of_file, kind_of_name
 from afferent.builtin.apis.schema import ConversationRequest, Stop
 from afferent.builtin.pipeline.request import ScoredToken, Usage
 from afferent.errors import InvalidRequest, UnsupportedMedia, UnsupportedParameter
+from afferent.items import document_parts
+from afferent.items.file_kinds import kind_of_file, kind_of_name
 from afferent.items.request import Detail, DocumentPart, MediaPart
 from afferent.media.body.cutter import MediaKeys
 from afferent.media.body.raw import RawMedia

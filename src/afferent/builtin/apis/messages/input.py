@@ -13,10 +13,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from afferent.builtin.apis import document_parts, schema
+from afferent.builtin.apis import schema
 from afferent.builtin.apis.tool_calls import ToolCalls
 from afferent.builtin.pipeline.request import Message, Part, Role, TextPart
 from afferent.errors import InvalidRequest, UnsupportedParameter
+from afferent.items import document_parts
 from afferent.items.request import MediaPart
 from afferent.media.body.raw import RawMedia
 from afferent.media.body.received import ReceivedBody

@@ -1,0 +1,68 @@
+"""Replacement of the documents in a body by their pages, for an upstream that reads images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from afferent.admission.shares import Share
+from afferent.items.file_kinds import kind_of_file, kind_of_name
+from afferent.items.request import ItemRequest
+from afferent.items.stage import ItemStage
+from afferent.media.body.raw import RawMedia
+from afferent.media.body.received import ReceivedBody
+from afferent.proxy.media_locations import Document, DocumentPlace
+from afferent.telemetry.trace import Trace
+from afferent.types import DOCUMENT
+
+
+def documents_in(document: Document, body: ReceivedBody) -> list[DocumentPlace]:
+    """Return the documents in a body, by the media types and names of its files."""
+    return [place for place in document.documents if _is_document(place, body)]
+
+
+async def show(
+    items: ItemStage,
+    request_id: str,
+    document: Document,
+    places: Sequence[DocumentPlace],
+    media: dict[str, RawMedia],
+    *,
+    share: Share,
+    trace: Trace,
+    keeps_bytes: bool,
+    max_pixels: int = 0,
+) -> None:
+    """Put the pages of documents in their places.
+
+    Args:
+        media: Media that were cut out of the body; those of the documents are removed.
+        keeps_bytes: Whether the upstream or a later stage reads the images of the pages; if not,
+            their features are made.
+        max_pixels: As for `MediaPart`.
+
+    Raises:
+        InvalidMedia: A document can't be read.
+        TooManyItems: There are too many documents or pages.
+        Unavailable: Try again.
+    """
+    parts = [replace(place.part, source=media.pop(place.source, place.source)) for place in places]
+    items.documents.check(parts, has_features=not keeps_bytes)
+    others = ItemRequest(request_id, document.parts(dict(media)), share)
+    found = await items.documents.read(
+        *(others, parts, trace), keeps_bytes=keeps_bytes, max_pixels=max_pixels
+    )
+    for place, each in zip(places, found, strict=True):
+        place.show(each.pages)
+
+
+def _is_document(place: DocumentPlace, body: ReceivedBody) -> bool:
+    source, name = place.source, place.name
+    cut = body.cut.get(source)
+    if cut is not None:
+        return kind_of_file(cut.media_type or place.media_type, name) is DOCUMENT
+    if source[:5].lower() == "data:":
+        media_type = source[5:].partition(",")[0].partition(";")[0]
+        return kind_of_file(media_type or place.media_type, name) is DOCUMENT
+    # Many URLs of PDFs have no suffix, and the bytes decide.
+    return (kind_of_name(name) or kind_of_name(source) or DOCUMENT) is DOCUMENT
