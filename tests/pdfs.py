@@ -76,6 +76,28 @@ def of_texts(texts: Sequence[str], *, box: bytes = b"[0 0 200 200]") -> bytes:
     )
 
 
+def of_one_image(image: Image.Image, *, num_pages: int) -> bytes:
+    """Return a PDF whose pages have one image, each with a square at another place."""
+    width, height = (side * 72 / DPI for side in image.size)
+    kind = b"/Type/XObject/Subtype/Image/Width %d/Height %d/BitsPerComponent 8" % image.size
+    first = 4
+    kids = b" ".join(b"%d 0 R" % (first + 2 * index) for index in range(num_pages))
+    objects = [
+        b"<</Type/Catalog/Pages 2 0 R>>",
+        b"<</Type/Pages/Kids[%b]/Count %d>>" % (kids, num_pages),
+        stream(image.tobytes(), kind + b"/ColorSpace/DeviceRGB"),
+    ]
+    for index in range(num_pages):
+        box = b"[0 0 %.1f %.1f]" % (width, height)
+        objects.append(
+            b"<</Type/Page/Parent 2 0 R/MediaBox%b/Resources<</XObject<</X 3 0 R>>>>"
+            b"/Contents %d 0 R>>" % (box, first + 2 * index + 1)
+        )
+        square = b"%d %d 2 2 re f" % (2 * (index % 20), 2 * (index // 20))
+        objects.append(stream(b"q %.1f 0 0 %.1f 0 0 cm /X Do Q %b" % (width, height, square)))
+    return written(objects)
+
+
 def encrypted() -> bytes:
     """Return a PDF that opens with a password only."""
     secret = b"<%b>" % (b"5a" * 32)

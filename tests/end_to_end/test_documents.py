@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,24 @@ from typing import Any
 import anthropic
 import numpy as np
 import pytest
+from PIL import Image
 
 from afferent.conformance.images import DrawnImage, draw_image
+from afferent.store.client.daemon_store import DaemonStore
+from afferent.types import ObjectKind
 from tests import pdfs
-from tests.server import Server
+from tests.hostile_pdfs import hostile_pdfs
+from tests.server import Server, wait_until
 
+SLOW = (
+    "form in itself",
+    "forms that double",
+    "many curves",
+    "much text",
+    "packed saves",
+    "tiny tiles",
+)
+"""Attacks that take seconds of a processor."""
 SEEN = (("red", "circle"), ("green", "star"), ("yellow", "triangle"))
 
 
@@ -64,15 +78,18 @@ def rendered(server: Server) -> float:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server("--file-roots", "/tmp") as running:
-        yield running
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
+    """A server with little time for a page and little space for media, and its store's path."""
+    path = tmp_path_factory.mktemp("documents") / "store.sock"
+    few = ("--raw-share", "0.06", "--max-document-pages", "500", "--max-page-s", "0.3")
+    with Server("--file-roots", "/tmp", "--store-path", str(path), *few) as running:
+        yield running, path
 
 
 def test_page_of_a_document_is_named_in_each_dialect(
     server: Server, rng: np.random.Generator
 ) -> None:
-    data = pdf(pages(rng))
+    data, before = pdf(pages(rng)), rendered(server)
     for number, (colour, shape) in enumerate(SEEN, 1):
         expected = f"a {colour} {shape}"
         asked = question(number)
@@ -82,15 +99,16 @@ def test_page_of_a_document_is_named_in_each_dialect(
         encoded = base64.b64encode(data).decode()
         source = {"type": "base64", "media_type": "application/pdf", "data": encoded}
         assert in_messages(server, asked, source) == expected
-    assert rendered(server) == len(SEEN)
+    assert rendered(server) - before == len(SEEN)
 
 
 def test_same_page_in_another_document_is_a_hit(server: Server, rng: np.random.Generator) -> None:
     one, two, three = pages(rng)
     before = server.metrics()
+    other = pdf([three, two, one])  # each file has the time of its writing
     in_chat(server, pdf([one, two]), question(1))
-    in_chat(server, pdf([three, two, one]), question(1))
-    in_chat(server, pdf([three, two, one]), question(3))
+    in_chat(server, other, question(1))
+    in_chat(server, other, question(3))
     after = server.metrics()
 
     def more(outcome: str) -> float:
@@ -116,8 +134,9 @@ def test_chosen_pages_are_shown(server: Server, rng: np.random.Generator) -> Non
 
 
 def test_document_by_url_with_chosen_pages(
-    server: Server, rng: np.random.Generator, tmp_path: Path
+    narrow: tuple[Server, Path], rng: np.random.Generator, tmp_path: Path
 ) -> None:
+    server, _ = narrow
     path = tmp_path / "without a suffix"
     path.write_bytes(pdf(pages(rng)))
     url = path.as_uri()
@@ -173,3 +192,65 @@ def test_unusable_document_gets_a_typed_error(server: Server, data: bytes, messa
         in_chat(server, data, "What?")
     assert 400 <= raised.value.status_code < 500  # type: ignore[attr-defined]
     assert raised.value.code  # type: ignore[attr-defined]
+
+
+def pinned_nbytes(path: Path) -> int:
+    with DaemonStore(str(path), name="looker") as store:
+        kinds = store.stat().kinds
+    return sum(kinds[kind].held_nbytes for kind in (ObjectKind.FEATURES, ObjectKind.RAW))
+
+
+def test_hostile_documents_get_a_4xx_or_pages(
+    narrow: tuple[Server, Path], request: pytest.FixtureRequest, rng: np.random.Generator
+) -> None:
+    """A file costs two workers at most, and nothing of it stays."""
+    server, path = narrow
+    seed = int(rng.integers(1 << 30))
+    print(f"seed of the files: {seed}")
+    files = list(hostile_pdfs(seed, 220))
+    if not request.config.getoption("--storm"):
+        files = [file for file in files if file[0] not in SLOW][::6]
+        files += [file for file in hostile_pdfs(seed, 220) if file[0] == "tiny tiles"]
+    outcomes: Counter[str] = Counter()
+    for name, data in files:
+        before = len(lost_workers(server))
+        content = [{"type": "file", "file": {"file_data": as_url(data), "filename": "a.pdf"}}]
+        body = {"model": "shapes", "messages": [{"role": "user", "content": content}]}
+        answer = server.post({**body, "max_tokens": 1})
+        outcome = "ok" if answer.status_code == 200 else answer.json()["error"]["code"]
+        outcomes[outcome] += 1
+        assert answer.status_code == 200 or 400 <= answer.status_code < 500, (name, answer.text)
+        assert len(lost_workers(server)) - before <= 2, name
+    print(dict(outcomes))
+    assert {"ok", "invalid_media", "unsupported_media"} <= {*outcomes}
+    assert lost_workers(server), "a page that can't be interrupted has ended a worker"
+    data = pdf(pages(rng))
+    assert in_chat(server, data, question(2)).choices[0].message.content == "a green star"
+    wait_until(lambda: pinned_nbytes(path) == 0)
+    wait_until(lambda: len(server.preprocess_workers()) == 2)
+
+
+def lost_workers(server: Server) -> list[str]:
+    return [line for line in server.lines if "a worker has died" in line]
+
+
+def test_long_document_takes_bounded_space_and_is_then_known(
+    narrow: tuple[Server, Path], request: pytest.FixtureRequest
+) -> None:
+    """The images of all pages would not fit into the space for media at once."""
+    server, path = narrow
+    num_pages = 500 if request.config.getoption("--storm") else 220
+    noise = np.random.default_rng(1).integers(0, 256, (200, 200, 3), dtype=np.uint8)
+    data = pdfs.of_one_image(Image.fromarray(noise), num_pages=num_pages)
+    for outcome in ("made", "hit"):
+        before = rendered(server)
+        content = [{"type": "file", "file": {"file_data": as_url(data), "filename": "a.pdf"}}]
+        body = {"model": "shapes", "messages": [{"role": "user", "content": content}]}
+        answer = server.post_to("/v1/chat/completions/render?features=1", body)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-afferent-items"] == f"{outcome}={num_pages}"
+        assert rendered(server) - before == (num_pages if outcome == "made" else 0)
+    with DaemonStore(str(path), name="looker") as store:
+        share_nbytes = store.stat().kinds[ObjectKind.RAW].capacity_nbytes
+    assert num_pages * noise.nbytes > 1.5 * share_nbytes
+    wait_until(lambda: pinned_nbytes(path) == 0)

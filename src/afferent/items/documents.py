@@ -34,6 +34,7 @@ from afferent.errors import (
     Quarantined,
     TooManyItems,
     UnsupportedMedia,
+    WorkerDied,
 )
 from afferent.items.acquire import Maker, handle_of
 from afferent.items.item import File
@@ -587,7 +588,7 @@ def _blaming(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except Quarantined as error:
+    except (WorkerDied, Quarantined) as error:  # the second death, and a repeat within a minute
         raise InvalidMedia(
             f"{what} can't be rendered: two processes have failed at it, for too much time or "
             "memory, or a fault of the file (--max-page-s, --preprocess-memory-nbytes)"

@@ -48,7 +48,7 @@ class _Image(Struct, tag="image"):
 
 
 class _PlainText(Struct, tag="text"):
-    """Text of a document; ``media_type`` is text/plain, whatever it says."""
+    """Text of a document; its ``media_type`` is ignored."""
 
     data: str
 
