@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -254,3 +255,14 @@ def test_long_document_takes_bounded_space_and_is_then_known(
         share_nbytes = store.stat().kinds[ObjectKind.RAW].capacity_nbytes
     assert num_pages * noise.nbytes > 1.5 * share_nbytes
     wait_until(lambda: pinned_nbytes(path) == 0)
+
+
+def test_pages_of_a_tiff_are_named(server: Server, rng: np.random.Generator) -> None:
+    file = io.BytesIO()
+    first, *others = (each.image for each in pages(rng))
+    first.save(file, "TIFF", save_all=True, append_images=others, compression="tiff_deflate")
+    url = f"data:image/tiff;base64,{base64.b64encode(file.getvalue()).decode()}"
+    found = in_responses(server, question(3), file_data=url, filename="scan.tiff", pages="1-3")
+    assert found.output_text == "a yellow triangle"
+    source = {"type": "base64", "media_type": "image/tiff", "data": url.partition(",")[2]}
+    assert in_messages(server, question(1), source, pages=2) == "a green star"

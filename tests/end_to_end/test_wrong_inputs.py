@@ -112,7 +112,7 @@ def pcx() -> str:
             CHAT,
             {"messages": user({"type": "image", "image": BARE})},
             "messages[0].content[0].type can't be 'image': it is text, refusal, image_url, "
-            "video_url, audio_url or input_audio",
+            "video_url, audio_url, input_audio or file",
         ),
         (
             RESPONSES,

@@ -12,6 +12,7 @@ from PIL import Image
 from afferent.config import Limits
 from afferent.errors import InvalidMedia, MediaTooLarge, TooManyItems, UnsupportedMedia
 from afferent.media.decode import pdf
+from afferent.media.decode.page import RenderedPage
 from afferent.media.decoded import MAX_TEXT_NBYTES
 from tests import pdfs
 from tests.images import photo
@@ -25,13 +26,13 @@ def sizes(data: bytes, *, first: int = 1, last: int = 0, limits: Limits = LIMITS
     return list(found)
 
 
-def render(data: bytes, number: int = 1, *, limits: Limits = LIMITS) -> pdf.RenderedPage:
+def render(data: bytes, number: int = 1, *, limits: Limits = LIMITS) -> RenderedPage:
     view = memoryview(data)
     _, (size,) = pdf.page_sizes(view, first=number, last=number, dpi=pdfs.DPI, limits=limits)
     return pdf.render_page(view, number, size, has_text=True, limits=limits)
 
 
-def pixels(page: pdf.RenderedPage) -> np.ndarray:
+def pixels(page: RenderedPage) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(page.image)))
 
 
@@ -62,7 +63,7 @@ def test_text_of_a_page_is_its_own() -> None:
     ]
     assert pixels(render(data)).min() == 0
     only_text = pdf.render_page(memoryview(data), 1, None, has_text=True, limits=LIMITS)
-    assert only_text == pdf.RenderedPage(b"", b"Tea costs 3 euros.")
+    assert only_text == RenderedPage(b"", b"Tea costs 3 euros.")
 
 
 @pytest.mark.parametrize(

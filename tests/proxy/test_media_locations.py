@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afferent.errors import InvalidRequest, MediaTooLarge
+from afferent.items.documents import Page
+from afferent.items.request import MediaPart, PageRange, SeenMedia
 from afferent.media.body.cutter import BodyCutter
 from afferent.proxy.media_locations import MEDIA_KEYS, TABLE, find, paths_at, restore
 from afferent.types import Modality
@@ -506,3 +508,104 @@ def test_prompt_that_is_processed_several_times_is_not_read_once(
     found = find(json.dumps(body).encode(), path)
     assert len(found.places) == 1
     assert found.is_read_once is expected
+
+
+PDF = "data:application/pdf;base64,JVBERg=="
+DOCUMENTS = [
+    (CHAT, in_message({"type": "file", "file": {"file_data": PDF, "pages": "2-3", "dpi": 72}})),
+    (RESPONSES, in_input({"content": [{"type": "input_file", "file_url": "http://x/a#page=2-3"}]})),
+    (
+        MESSAGES,
+        in_message(
+            {
+                "type": "document",
+                "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERg=="},
+                "pages": "2-3",
+                "title": "T",
+            }
+        ),
+    ),
+]
+PAGES_OF = {
+    CHAT: [
+        {"type": "image_url", "image_url": {"url": "U0"}},
+        {"type": "text", "text": 'a "b"'},
+        {"type": "image_url", "image_url": {"url": "U1"}},
+    ],
+    RESPONSES: [
+        {"type": "input_image", "image_url": "U0", "detail": "auto"},
+        {"type": "input_text", "text": 'a "b"'},
+        {"type": "input_image", "image_url": "U1", "detail": "auto"},
+    ],
+    MESSAGES: [
+        {"type": "text", "text": "T"},
+        {"type": "image", "source": {"type": "url", "url": "U0"}},
+        {"type": "text", "text": 'a "b"'},
+        {"type": "image", "source": {"type": "url", "url": "U1"}},
+    ],
+}
+
+
+@pytest.mark.parametrize(("path", "body"), DOCUMENTS)
+def test_pages_take_the_place_of_a_document(path: str, body: Any) -> None:
+    text = json.dumps(body).encode()
+    assert find(text, path).found == []
+    document = find(text, path, has_documents=True)
+    (place,) = document.documents
+    assert (place.part.pages, document.places) == (PageRange(2, 3), [])
+    assert json.loads(document.write(())) == body, "it stays until its pages are known"
+    images = [MediaPart(IMAGE, SeenMedia(bytes([number]) * 32)) for number in (1, 2)]
+    place.show([Page(2, images[0], 'a "b"'), Page(3, images[1], "")])
+    assert document.parts({}) == tuple(images)
+    written = json.loads(document.write(["U0", "U1"]))
+    holder = written["input" if path == RESPONSES else "messages"][0]
+    assert holder["content"] == PAGES_OF[path]
+
+
+def test_images_of_pages_keep_the_form_of_their_api() -> None:
+    path, body = DOCUMENTS[2]
+    document = find(json.dumps(body).encode(), path, has_documents=True, keeps_form=True)
+    document.documents[0].show([Page(2, MediaPart(IMAGE, SeenMedia(b"1" * 32)), "")])
+    written = json.loads(document.write(["B0"], media_types=["image/png"]))
+    source = {"type": "base64", "media_type": "image/png", "data": "B0"}
+    assert written["messages"][0]["content"][1] == {"type": "image", "source": source}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ({"type": "text", "media_type": "text/plain", "data": "tea"}, ["tea"]),
+        ({"type": "content", "content": "tea"}, ["tea"]),
+        ({"type": "content", "content": [{"type": "text", "text": "tea"}]}, ["tea"]),
+    ],
+)
+def test_document_without_a_file_becomes_its_blocks(source: Any, expected: list[str]) -> None:
+    body = in_message({"type": "document", "source": source, "context": "C"})
+    document = find(json.dumps(body).encode(), MESSAGES, has_documents=True)
+    parts = json.loads(document.write(()))["messages"][0]["content"]
+    assert parts == [{"type": "text", "text": text} for text in ["C", *expected]]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "file", "file": {"file_id": "file-1"}},
+        {"type": "file", "file": 3},
+        {"type": "input_file", "file_data": 3},
+        {"type": "document", "source": {"type": "file", "file_id": "f"}},
+        {"type": "document", "source": "x"},
+    ],
+)
+def test_documents_without_bytes_reach_the_upstream_unchanged(part: Any) -> None:
+    body = json.dumps(in_message(part)).encode()
+    for path in (CHAT, MESSAGES):
+        document = find(body, path, has_documents=True)
+        assert (document.found, document.write(())) == ([], body)
+
+
+def test_citations_and_wrong_pages_are_refused() -> None:
+    block = {"type": "document", "source": {"type": "url", "url": "http://x/a"}}
+    for more in ({"citations": {"enabled": True}}, {"pages": "3-1"}):
+        body = json.dumps(in_message({**block, **more})).encode()
+        with pytest.raises(InvalidRequest):
+            find(body, MESSAGES, has_documents=True)

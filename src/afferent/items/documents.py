@@ -11,10 +11,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
@@ -28,7 +27,6 @@ from afferent.errors import (
     AfferentError,
     InvalidMedia,
     MediaNotCached,
-    MediaTooLarge,
     Param,
     PromptTooLong,
     Quarantined,
@@ -37,10 +35,8 @@ from afferent.errors import (
     WorkerDied,
 )
 from afferent.items.acquire import Maker, handle_of
-from afferent.items.item import File
-from afferent.items.receive import MEDIA_BYTES
-from afferent.items.request import DocumentPart, ItemRequest, MediaPart, SeenMedia
-from afferent.items.urls import UrlReader
+from afferent.items.document_files import DocumentFiles, OpenedDocument
+from afferent.items.request import Detail, DocumentPart, ItemRequest, MediaPart, SeenMedia
 from afferent.media.body.digest import Digester
 from afferent.media.body.raw import PAGE, RawMedia
 from afferent.media.decoded import MAX_TEXT_NBYTES
@@ -48,7 +44,6 @@ from afferent.media.headers.probe import ImageHeader
 from afferent.media.workers.jobs import (
     PLAN_NBYTES,
     DocumentPages,
-    InputRange,
     ListPages,
     RenderPage,
     cost_us,
@@ -62,10 +57,7 @@ from afferent.store.protocol.results import Owner, existing
 from afferent.telemetry.registry import counter
 from afferent.telemetry.trace import Trace
 from afferent.types import (
-    DOCUMENT,
     ContentKey,
-    CreateItem,
-    Handle,
     Modality,
     ObjectKind,
     ReserveItem,
@@ -79,9 +71,6 @@ if TYPE_CHECKING:
 _LIST_TAG: Final = b"afferent/document-pages/v1"
 _PAGE_TAG: Final = b"afferent/rendered-page/v1"
 _RECORD_TAG: Final = b"afferent/page/v1"
-_MARK: Final = b"%PDF-"
-_MARK_WITHIN_NBYTES: Final = 1024
-"""Readers of PDFs look for the mark in so many bytes, as some files have others before it."""
 _MADE_AT_ONCE: Final = 4
 """Pages of one request whose features are made while others are rendered."""
 _MAX_SPANS: Final = 256
@@ -127,27 +116,20 @@ class ReadDocument:
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
-    """Document whose bytes are in the arena, or known by their digest alone."""
-
-    part: DocumentPart
-    digest: bytes
-    file: File | None
-
-
-@dataclass(frozen=True, slots=True)
 class _Page:
     """Page that is requested.
 
     Attributes:
         size: Width and height of its image in pixels; ``None`` for no image.
         name: All that determines what it becomes, encoded.
+        detail: Detail of its image.
     """
 
-    document: _Opened
+    document: OpenedDocument = field(compare=False)
     number: int
     size: tuple[int, int] | None
     name: tuple[bytes, ...]
+    detail: Detail
 
     @property
     def record_key(self) -> ContentKey:
@@ -177,12 +159,13 @@ class DocumentReader:
             items: Makes the features of pages.
             num_workers: Threads that read and hash documents and pages.
         """
-        self._store, self._gate, self._maker, self._items = store, gate, maker, items
+        self._store, self._maker, self._items = store, maker, items
         self._limits = limits
-        self._has_images = limits.document_content != "text"
+        self.has_images = limits.document_content != "text"
+        """Whether pages become images."""
         self._has_text = limits.document_content != "images"
-        self._urls = UrlReader(store, limits, num_workers=num_workers, has_tier=False)
         self._digester = Digester(num_workers)
+        self._files = DocumentFiles(store, gate, self._digester, limits, num_workers=num_workers)
         self._numbers = itertools.count()
 
     def check(self, documents: Sequence[DocumentPart], *, has_features: bool = True) -> None:
@@ -202,12 +185,7 @@ class DocumentReader:
                 "(--max-documents)",
                 param=Param.MESSAGES,
             )
-        if (
-            documents
-            and has_features
-            and self._has_images
-            and not self._items.takes(Modality.IMAGE)
-        ):
+        if documents and has_features and self.has_images and not self._items.takes(Modality.IMAGE):
             raise UnsupportedMedia(
                 "the model takes no images, so no pages of documents; with --document-content text "
                 "it gets their text",
@@ -242,7 +220,7 @@ class DocumentReader:
         if not documents:
             return []
         start_ns = time.monotonic_ns()
-        opened, handles = await self._open(request, documents, trace)
+        opened, handles = await self._files.open(request, documents, trace)
         listed = [await self._list(request, document, trace) for document in opened]
         pages = [
             self._page(request, document, number, size)
@@ -254,8 +232,8 @@ class DocumentReader:
         known: dict[_Page, Page] = {}
         if not keeps_bytes:
             known = await self._known(request, pages, max_pixels)
-        missing = [page for page in pages if page not in known]
-        if keeps_bytes or not self._has_images:
+        missing = list(dict.fromkeys(page for page in pages if page not in known))
+        if keeps_bytes or not self.has_images:
             for page in missing:
                 known[page] = await self._kept(request, page, max_pixels, inner)
         else:
@@ -274,97 +252,14 @@ class DocumentReader:
         ]
 
     async def close(self) -> None:
-        await self._urls.close()
+        await self._files.close()
         self._digester.close()
-
-    # Bytes
-
-    async def _open(
-        self, request: ItemRequest, documents: Sequence[DocumentPart], trace: Trace
-    ) -> tuple[list[_Opened], list[Handle]]:
-        """Bring the bytes of documents into the arena.
-
-        Returns:
-            The documents, and the sealed objects that the request has pinned for them.
-        """
-        urls = [each for each in documents if isinstance(each.source, str)]
-        fetched = iter(await self._urls.read(request, urls, trace) if urls else ())
-        media = [next(fetched) if isinstance(p.source, str) else p.source for p in documents]
-        sent = [raw for raw in media if isinstance(raw, RawMedia)]
-        for raw in sent:
-            MEDIA_BYTES.labels(DOCUMENT, raw.origin).inc(raw.nbytes)
-        views = [self._checked(raw) for raw in sent]
-        digests = iter(await self._digester.digest_all(views))
-        files, handles = await self._placed(request, sent, views)
-        del views
-        placed = iter(files)
-        opened = [
-            _Opened(part, raw.digest, None)
-            if isinstance(raw, SeenMedia)
-            else _Opened(part, next(digests), next(placed))
-            for part, raw in zip(documents, media, strict=True)
-        ]
-        return opened, handles
-
-    def _checked(self, raw: RawMedia) -> memoryview:
-        """Return the bytes of a document.
-
-        Raises:
-            MediaTooLarge: There are too many.
-            UnsupportedMedia: They are no PDF.
-        """
-        most = self._limits.max_document_nbytes
-        if raw.nbytes > most:
-            raise MediaTooLarge(f"the document has more than {most} bytes (--max-document-nbytes)")
-        view = memoryview(raw.data or b"")
-        if raw.handle is not None:
-            view = self._store.block(raw.handle)[raw.start : raw.start + raw.nbytes]
-        if _MARK not in bytes(view[:_MARK_WITHIN_NBYTES]):
-            raise UnsupportedMedia("the file is no PDF; documents are PDFs")
-        return view
-
-    async def _placed(
-        self, request: ItemRequest, sent: Sequence[RawMedia], views: Sequence[memoryview]
-    ) -> tuple[list[File], list[Handle]]:
-        """Return the location of each document, and the pinned objects with them.
-
-        An object with other items, too, is sealed with these: so a document in it is copied.
-        """
-        others = [part.source for part in request.media if isinstance(part.source, RawMedia)]
-        users = Counter(raw.handle for raw in (*sent, *others) if raw.handle is not None)
-        copied = [raw for raw in sent if raw.handle is None or users[raw.handle] > 1]
-        request_id, targets = request.request_id, []
-        if copied:
-            items = [CreateItem(ObjectKind.RAW, raw.nbytes) for raw in copied]
-            # A request with raw bytes must not wait for more: it might wait for itself.
-            create = self._store.create if users else self._gate.create
-            targets = await create(request_id, items)
-            for raw, target in zip(copied, targets, strict=True):
-                source = views[sent.index(raw)]
-                block = np.frombuffer(self._store.block(target), np.uint8)
-                await asyncio.to_thread(np.copyto, block, np.frombuffer(source, np.uint8))
-                del block, source
-        own = [raw for raw in sent if raw.handle is not None and users[raw.handle] == 1]
-        unsealed = [raw.handle for raw in own if raw.handle is not None and not raw.is_sealed]
-        to_seal = [SealItem(handle, handle.nbytes) for handle in (*targets, *unsealed)]
-        sealed = iter(await self._store.seal(request_id, to_seal) if to_seal else ())
-        at: dict[int, File] = {}
-        for raw in copied:
-            at[id(raw)] = next(sealed), InputRange(0, raw.nbytes)
-        for raw in own:
-            handle = raw.handle if raw.is_sealed else next(sealed)
-            if handle is not None:
-                at[id(raw)] = handle, InputRange(raw.start, raw.nbytes)
-        shared = {raw.handle for raw in others}
-        left = {raw.handle for raw in copied if raw.handle not in shared and not raw.is_sealed}
-        if unused := [handle for handle in left if handle is not None]:
-            self._store.discard(request_id, unused)
-        files = [at[id(raw)] for raw in sent]
-        return files, [handle for handle, _ in files]
 
     # Lists of pages
 
-    async def _list(self, request: ItemRequest, document: _Opened, trace: Trace) -> DocumentPages:
+    async def _list(
+        self, request: ItemRequest, document: OpenedDocument, trace: Trace
+    ) -> DocumentPages:
         part = document.part
         dpi = part.dpi or self._limits.document_dpi
         first, last = part.pages.first, part.pages.last
@@ -390,12 +285,12 @@ class DocumentReader:
         return found
 
     def _page(
-        self, request: ItemRequest, document: _Opened, number: int, size: tuple[int, int]
+        self, request: ItemRequest, document: OpenedDocument, number: int, size: tuple[int, int]
     ) -> _Page:
-        wanted = size if self._has_images else None
+        wanted = size if self.has_images else None
         what = encode((number, wanted, self._has_text))
         name = (request.tenant.encode(), document.digest, what)
-        return _Page(document, number, wanted, name)
+        return _Page(document, number, wanted, name, document.part.detail)
 
     def _check_pages(
         self, pages: Sequence[_Page], *, makes_features: bool, max_tokens: int | None
@@ -554,10 +449,9 @@ def _as_page(
     if page.size is None:
         return Page(page.number, None, record.text)
     source = raw or SeenMedia(record.digest, is_page=True)
-    detail = page.document.part.detail
     return Page(
         page.number,
-        MediaPart(Modality.IMAGE, source, detail, max_pixels=max_pixels),
+        MediaPart(Modality.IMAGE, source, page.detail, max_pixels=max_pixels),
         record.text,
     )
 

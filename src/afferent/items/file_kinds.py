@@ -11,9 +11,9 @@ _SUFFIXES: dict[FileKind, frozenset[str]] = {
     Modality.IMAGE: frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif"}),
     Modality.AUDIO: frozenset({".wav", ".mp3", ".flac", ".ogg", ".oga", ".opus", ".m4a"}),
     Modality.VIDEO: frozenset({".mp4", ".m4v", ".mov", ".webm", ".mkv"}),
-    DOCUMENT: frozenset({".pdf"}),
+    DOCUMENT: frozenset({".pdf", ".tif", ".tiff"}),
 }
-_DOCUMENTS = ("application/pdf", "application/x-pdf")
+_DOCUMENTS = ("application/pdf", "application/x-pdf", "image/tiff")
 _SAYS_NOTHING = ("", "application/octet-stream")
 
 

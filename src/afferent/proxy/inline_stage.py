@@ -17,8 +17,9 @@ from afferent.keys import PLACEMENT_NBYTES, placement_digest
 from afferent.media.body.raw import RawMedia
 from afferent.media.families.reencoded import FILE, ReencodedFamily
 from afferent.media.headers.media_types import media_type_of
+from afferent.proxy.document_places import DocumentPlace
 from afferent.proxy.inline_body import InlineBody, InlineMedia, Markers
-from afferent.proxy.media_locations import Document, DocumentPlace
+from afferent.proxy.media_locations import Document
 from afferent.proxy.reference_stage import WAYS
 from afferent.proxy.shown_documents import show
 from afferent.store.block import codec

@@ -9,23 +9,30 @@ handle.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from afferent.errors import InvalidRequest, UnsupportedParameter
-from afferent.items import document_parts
-from afferent.items.documents import Page
-from afferent.items.request import Detail, DocumentPart, MediaPart, SeenMedia
+from afferent.errors import InvalidRequest
+from afferent.items.request import MediaPart
 from afferent.media.body.cutter import MediaKeys, spelled
 from afferent.media.body.json_path import ELEMENT
 from afferent.media.body.raw import RawMedia
+from afferent.proxy.document_places import (
+    CHAT_FORM,
+    RESPONSES_FORM,
+    Blocks,
+    DocumentPlace,
+    MediaType,
+    Place,
+    block_place,
+    file_place,
+    image_source,
+)
 from afferent.types import Modality
-
-T = TypeVar("T")
 
 MEDIA_KEYS: Final = MediaKeys(
     urls=("url", "image_url", "video_url", "audio_url", "file_data"), base64=("data",)
@@ -223,64 +230,8 @@ class _Tool(Struct):
     type: str | None = None
 
 
-class _File(Struct):
-    """File in a part of OpenAI's APIs."""
-
-    file_data: str | None = None
-    file_url: str | None = None
-    filename: str | None = None
-    detail: Detail | None = None
-    pages: document_parts.Pages | None = None
-    dpi: document_parts.Dpi | None = None
-
-
-class _DocumentSource(Struct):
-    """Source of a document in Anthropic's API."""
-
-    type: str
-    data: str | None = None
-    url: str | None = None
-    media_type: str | None = None
-    content: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class _Citations(Struct):
-    enabled: bool | None = None
-
-
-class _DocumentBlock(Struct):
-    """Document in Anthropic's API."""
-
-    source: _DocumentSource
-    title: str | None = None
-    context: str | None = None
-    citations: _Citations | None = None
-    pages: document_parts.Pages | None = None
-    dpi: document_parts.Dpi | None = None
-
-
-_file = msgspec.json.Decoder(_File)
-_document_block = msgspec.json.Decoder(_DocumentBlock)
 _tools = msgspec.json.Decoder(list[_Tool] | None)
 _string_or_none = msgspec.json.Decoder(str | None)
-
-
-@dataclass(slots=True, eq=False)
-class Place:
-    """One item of media in a body.
-
-    Attributes:
-        modality: Modality of the item.
-        source: A URL, or the marker of one that was cut out; the image of a document's page;
-            ``None`` if known by its ``uuid``.
-        uuid: Client's name of the item.
-        is_bare: Whether only the base64 of the item is written there, and no URL.
-    """
-
-    modality: Modality
-    source: str | RawMedia | SeenMedia | None
-    uuid: str | None = None
-    is_bare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,93 +242,10 @@ class _Uuid:
 
 
 @dataclass(frozen=True, slots=True)
-class _MediaType:
-    """Media type of an item, beside its base64."""
-
-    place: Place
-
-
-@dataclass(slots=True, eq=False)
-class DocumentPlace:
-    """A document (a PDF, for example) in a body. Its pages take its place, or it stays unchanged.
-
-    Attributes:
-        part: The document; its source is a URL, or the marker of one that was cut out.
-        media_type: Media type beside it, if there is one.
-        name: Name of its file.
-        form: Form of the parts of its pages: that of the part that they replace.
-        before: Parts of its title and its context.
-        nodes: What is written in its place.
-        places: Locations of its pages' images, in order.
-    """
-
-    part: DocumentPart
-    media_type: str
-    name: str
-    form: Form
-    before: list[object]
-    nodes: list[object]
-    places: list[Place] = field(default_factory=list)
-
-    @property
-    def source(self) -> str:
-        """URL of the document, or its marker."""
-        return self.part.source if isinstance(self.part.source, str) else ""
-
-    def show(self, pages: Sequence[Page]) -> None:
-        """Put the pages in the place of the document, as images and texts."""
-        self.nodes = [*self.before]
-        for page in pages:
-            if page.image is not None:
-                place = Place(Modality.IMAGE, page.image.source, is_bare=self.form.is_bare)
-                self.places.append(place)
-                self.nodes.append(self.form.image(place))
-            if page.text:
-                self.nodes.append(self.form.text(page.text))
-
-
-@dataclass(slots=True)
 class _Splice:
     """Parts that stand in the place of one part of a list."""
 
     nodes: list[object]
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """Form of the parts of one API."""
-
-    text_type: bytes
-    image: Callable[[Place], object]
-    is_bare: bool = False
-
-    def text(self, text: str) -> bytes:
-        """Return the part of a text, as JSON."""
-        return b'{"type":%b,"text":%b}' % (self.text_type, msgspec.json.encode(text))
-
-
-def _as_source(place: Place) -> dict[str, object]:
-    """Return the source of an image in Anthropic's API: a URL, or base64."""
-    if not place.is_bare:
-        return {"type": b'"url"', "url": place}
-    return {"type": b'"base64"', "media_type": _MediaType(place), "data": place}
-
-
-_CHAT_FORM: Final = Form(
-    b'"text"', lambda place: {"type": b'"image_url"', "image_url": {"url": place}}
-)
-_RESPONSES_FORM: Final = Form(
-    b'"input_text"',
-    lambda place: {"type": b'"input_image"', "image_url": place, "detail": b'"auto"'},
-)
-
-
-def _messages_form(*, keeps_form: bool) -> Form:
-    return Form(
-        b'"text"',
-        lambda place: {"type": b'"image"', "source": _as_source(place)},
-        is_bare=keeps_form,
-    )
 
 
 @dataclass(slots=True)
@@ -456,7 +324,7 @@ class Document:
                     return node
                 case Place():
                     return msgspec.json.encode(written[id(node)])
-                case _MediaType(place):
+                case MediaType(place):
                     return msgspec.json.encode(typed[id(place)])
                 case _Uuid(place):
                     return msgspec.json.encode(named[id(place)]) if named else None
@@ -577,6 +445,30 @@ class _Finder:
             return raw
         return [self.open(bytes(each), location) for each in _array.decode(raw)]
 
+    def _file(self, found: dict[str, bytes]) -> DocumentPlace | None:
+        """Return the location of a part that is a file; ``None`` for any other part."""
+        place = None
+        match _text(found.get("type")):
+            case "file" if found.get("file", b"")[:1] == b"{":
+                place = file_place(found["file"], CHAT_FORM, dict(found))
+            case "input_file":
+                place = file_place(found, RESPONSES_FORM, dict(found))
+        if place is not None:
+            self.found.append(place)
+        return place
+
+    def _document(self, found: dict[str, bytes]) -> DocumentPlace | _Splice | None:
+        """Return what stands in the place of a document block; ``None`` if it is data."""
+        place = block_place(found, dict(found), keeps_form=self._keeps_form)
+        if isinstance(place, Blocks):
+            self.has_changed = True
+            content = _array.decode(place.content)
+            inner = [self.open(bytes(each), _IN_DOCUMENT.location) for each in content]
+            return _Splice([*place.before, *inner])
+        if place is not None:
+            self.found.append(place)
+        return place
+
     def _part(self, found: dict[str, bytes]) -> object:
         """Replace the item of a part by its location, if it has one."""
         if self._has_documents and (file := self._file(found)) is not None:
@@ -595,26 +487,6 @@ class _Finder:
             if isinstance(place, Place):
                 self._name(opened, found["uuid"], place)
         return opened
-
-    def _file(self, found: dict[str, bytes]) -> object | None:
-        """Return the location of a part that is a file; ``None`` for any other part."""
-        match _text(found.get("type")):
-            case "file" if found.get("file", b"")[:1] == b"{":
-                file, form = _read(_file, found["file"]), _CHAT_FORM
-            case "input_file":
-                file, form = _read(_file, msgspec.json.encode(_raw(found))), _RESPONSES_FORM
-            case _:
-                return None
-        if file is None or (source := file.file_data or file.file_url) is None:
-            return None
-        part = document_parts.document(
-            *(source, "a file"), pages=file.pages, dpi=file.dpi, detail=file.detail
-        )
-        return self._document(DocumentPlace(part, "", file.filename or "", form, [], [dict(found)]))
-
-    def _document(self, place: DocumentPlace) -> DocumentPlace:
-        self.found.append(place)
-        return place
 
     @staticmethod
     def _key_of(found: dict[str, bytes], *, has_name: bool) -> str | None:
@@ -637,49 +509,13 @@ class _Finder:
         is_in_result = block.is_in_result
         match _text(found.get("type")):
             case "document" if self._has_documents and not block.is_in_document:
-                if (shown := self._document_block(found)) is not None:
+                if (shown := self._document(found)) is not None:
                     return shown
             case "image" if "source" in found:
                 return {**found, "source": self._source(found["source"])}
             case "tool_result" if "content" in found and not is_in_result:
                 return {**found, "content": self.open(found["content"], _IN_RESULT)}
         return dict(found)
-
-    def _document_block(self, found: dict[str, bytes]) -> object | None:
-        """Return what stands in the place of a document; ``None`` if it is data."""
-        block = _read(_document_block, msgspec.json.encode(_raw(found)))
-        if block is None:
-            return None
-        if block.citations is not None and block.citations.enabled:
-            raise UnsupportedParameter("citations of documents are not supported here")
-        form = _messages_form(keeps_form=self._keeps_form)
-        texts = [text for text in (block.title, block.context) if text]
-        before: list[object] = [form.text(text) for text in texts]
-        source = block.source
-        match source.type:
-            case "text" if source.data is not None:
-                self.has_changed = True
-                return _Splice([*before, form.text(source.data)])
-            case "content" if source.content[:1] == b'"':
-                self.has_changed = True
-                return _Splice([*before, form.text(_string.decode(source.content))])
-            case "content" if source.content[:1] == b"[":
-                self.has_changed = True
-                inner = [
-                    self.open(bytes(each), _IN_DOCUMENT.location)
-                    for each in _array.decode(source.content)
-                ]
-                return _Splice([*before, *inner])
-            case "base64" if source.data is not None:
-                is_marker = ":" in source.data
-                media_type = source.media_type or ""
-                url = source.data if is_marker else f"data:{media_type};base64,{source.data}"
-            case "url" if source.url is not None:
-                media_type, url = "", source.url
-            case _:
-                return None
-        part = document_parts.document(url, "a document", pages=block.pages, dpi=block.dpi)
-        return self._document(DocumentPlace(part, media_type, "", form, before, [dict(found)]))
 
     def _screenshot(self, found: dict[str, bytes]) -> dict[str, object]:
         url = found.get("image_url", b"null")
@@ -744,7 +580,7 @@ class _Finder:
     def _as_source(self, inner: dict[str, bytes], source: str) -> object:
         """Return the source of an image: a URL, or base64 where documents keep their form."""
         place = self._place(Modality.IMAGE, source, is_bare=self._keeps_form)
-        return {**({} if self._keeps_form else inner), **_as_source(place)}
+        return {**({} if self._keeps_form else inner), **image_source(place)}
 
     @staticmethod
     def _members(raw: bytes) -> dict[str, bytes]:
@@ -754,18 +590,6 @@ class _Finder:
         place = Place(modality, source, is_bare=is_bare)
         self.found.append(place)
         return place
-
-
-def _read(decoder: msgspec.json.Decoder[T], raw: bytes) -> T | None:
-    """Return a part that follows its schema; ``None`` for one that the upstream may refuse."""
-    try:
-        return decoder.decode(raw)
-    except msgspec.ValidationError:
-        return None
-
-
-def _raw(found: Mapping[str, bytes]) -> dict[str, msgspec.Raw]:
-    return {key: msgspec.Raw(value) for key, value in found.items()}
 
 
 def _text(value: bytes | None) -> str | None:

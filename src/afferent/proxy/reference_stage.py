@@ -28,7 +28,8 @@ from afferent.items.request import ItemRequest
 from afferent.items.stage import ItemStage
 from afferent.keys import frame
 from afferent.media.body.raw import RawMedia
-from afferent.proxy.media_locations import Document, DocumentPlace
+from afferent.proxy.document_places import DocumentPlace
+from afferent.proxy.media_locations import Document
 from afferent.proxy.prompts import PromptTokens
 from afferent.proxy.shown_documents import show
 from afferent.store.block import codec

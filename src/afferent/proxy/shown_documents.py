@@ -11,7 +11,8 @@ from afferent.items.request import ItemRequest
 from afferent.items.stage import ItemStage
 from afferent.media.body.raw import RawMedia
 from afferent.media.body.received import ReceivedBody
-from afferent.proxy.media_locations import Document, DocumentPlace
+from afferent.proxy.document_places import DocumentPlace
+from afferent.proxy.media_locations import Document
 from afferent.telemetry.trace import Trace
 from afferent.types import DOCUMENT
 

@@ -67,7 +67,7 @@ def read_file(
     match kind:
         case None:
             raise UnsupportedMedia(
-                "a file is an image, audio, a video or a PDF, by its media type or by its name",
+                "a file is an image, audio, a video or a document, by its media type or its name",
                 param=where,
             )
         case DocumentKind():

@@ -21,8 +21,11 @@ from afferent.types import FormField, Modality, Sampling
 _NO_OP = Sampling(max_tokens=1)
 
 
-def check(info: EngineInfo, request: GenerateRequest) -> None:
+def check(info: EngineInfo, request: GenerateRequest, *, has_pages: bool = True) -> None:
     """Refuse a request that the engine would refuse, before any work is done.
+
+    Args:
+        has_pages: Whether pages of documents become images.
 
     Raises:
         NotServed: No model runs.
@@ -35,7 +38,7 @@ def check(info: EngineInfo, request: GenerateRequest) -> None:
     for part in request.media:
         if part.modality not in info.modalities:
             raise UnsupportedMedia(f"the engine takes no {part.modality}", param=Param.MESSAGES)
-    if request.documents and Modality.IMAGE not in info.modalities:
+    if has_pages and request.documents and Modality.IMAGE not in info.modalities:
         raise UnsupportedMedia(
             "the engine takes no images, so no pages of documents", param=Param.MESSAGES
         )

@@ -112,7 +112,8 @@ class Pipeline:
         trace.media, trace.where = counting.media_of(request.files), "preprocess"
         self._items.check(request.items)
         self._items.documents.check(request.documents)
-        capabilities.check(self.engine.info, request)
+        has_pages = self._items.documents.has_images
+        capabilities.check(self.engine.info, request, has_pages=has_pages)
         release = own.release_after(request.n)
         try:
             given, read = request, await self._read_documents(request, trace)

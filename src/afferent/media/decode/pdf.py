@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import io
 import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, PngImagePlugin
 
 from afferent.config import Limits
-from afferent.errors import InvalidMedia, MediaTooLarge, TooManyItems, UnsupportedMedia
+from afferent.errors import InvalidMedia, MediaTooLarge, UnsupportedMedia
+from afferent.media.decode.page import RenderedPage, chosen, fitted, png
 from afferent.media.decoded import MAX_TEXT_NBYTES
 
 try:
@@ -27,9 +25,6 @@ except ImportError:  # offline vLLM and training jobs render no pages
     pypdfium2 = pdfium = None
 
 _POINTS_PER_INCH: Final = 72
-_PNG_LEVEL: Final = 1
-"""Higher levels take several times as long, for a tenth of the bytes of a page of text."""
-_LEAST_SIDE: Final = 2
 _NO_TEXT: Final = dict.fromkeys([*range(9), *range(11, 32), 127, 0xFFFE, 0xFFFF])
 """Characters that no text has, such as pdfium's mark of a hyphen at the end of a line."""
 
@@ -60,15 +55,6 @@ def prepare_worker() -> None:
     """Load what a confined worker can't load, if the library for PDFs is installed."""
     if pdfium is not None:
         _deadline()
-        PngImagePlugin.PngImageFile  # noqa: B018 imported for `Image.save`
-
-
-@dataclass(frozen=True, slots=True)
-class RenderedPage:
-    """Page of a document: a PNG file and UTF-8; each is empty if it was not requested."""
-
-    image: bytes
-    text: bytes
 
 
 def page_sizes(
@@ -91,19 +77,10 @@ def page_sizes(
     """
     with _opened(data) as document:
         num_pages = len(document)
-        if num_pages < 1:
-            raise InvalidMedia("the PDF has no pages")
-        if first > num_pages:
-            raise InvalidMedia(f"the document has {num_pages} pages, and no page {first}")
-        end = min(last or num_pages, num_pages)
-        if end - first >= limits.max_document_pages:
-            raise TooManyItems(
-                f"the document has {num_pages} pages, of which {end - first + 1} are requested; at "
-                f"most {limits.max_document_pages} are accepted (--max-document-pages): choose "
-                'some, such as "pages": "1-10"'
-            )
-        points = [_points(document, number) for number in range(first, end + 1)]
-    return num_pages, [_pixels(*each, dpi, limits) for each in points]
+        numbers = chosen(num_pages, first, last, limits)
+        points = [_points(document, number) for number in numbers]
+    scale = dpi / _POINTS_PER_INCH
+    return num_pages, [fitted(*each, scale, limits) for each in points]
 
 
 def render_page(
@@ -131,7 +108,7 @@ def render_page(
         document.init_forms()
         page = document.get_page(number - 1)
         try:
-            image = b"" if size is None else _png(_drawn(document, page, number, size, limits))
+            image = b"" if size is None else png(_drawn(document, page, number, size, limits))
             text = _text(page, number) if has_text else b""
         finally:
             page.close()
@@ -173,26 +150,6 @@ def _points(document: Any, number: int) -> tuple[float, float]:
     return width, height
 
 
-def _pixels(width: float, height: float, dpi: int, limits: Limits) -> tuple[int, int]:
-    """Return the sides of a page in pixels, with fewer dots per inch if it is too large."""
-    scale = dpi / _POINTS_PER_INCH
-    scale = min(
-        scale,
-        math.sqrt(min(limits.max_page_pixels, limits.max_image_pixels))
-        / math.sqrt(width)
-        / math.sqrt(height),
-    )
-    scale = min(scale, limits.max_image_side / max(width, height))
-    # Rounded down, so that the limits hold.
-    across, down = (max(_LEAST_SIDE, int(side * scale)) for side in (width, height))
-    if max(across, down) > limits.max_image_aspect * min(across, down):
-        raise MediaTooLarge(
-            f"a page of the document is {width:.0f} x {height:.0f} points; its sides may differ by "
-            f"a factor of {limits.max_image_aspect} (--max-image-aspect)"
-        )
-    return across, down
-
-
 def _drawn(
     document: Any, page: Any, number: int, size: tuple[int, int], limits: Limits
 ) -> NDArray[np.uint8]:
@@ -222,12 +179,6 @@ def _drawn(
     finally:
         bitmap.close()
     return pixels
-
-
-def _png(pixels: NDArray[np.uint8]) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG", compress_level=_PNG_LEVEL)
-    return file.getvalue()
 
 
 def _text(page: Any, number: int) -> bytes:

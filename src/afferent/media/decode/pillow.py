@@ -92,7 +92,7 @@ def read_header(data: Data, limits: Limits) -> ImageHeader:
         InvalidMedia: The header is broken, or a side is shorter than two pixels.
         MediaTooLarge: It exceeds the limits.
     """
-    with _as_broken(kind := format_of(data)), open_image(data, kind) as image:
+    with as_broken(kind := format_of(data)), open_image(data, kind) as image:
         check_size(*image.size, limits)
         if isinstance(image, PngImageFile):
             image.load()  # the orientation may be behind the pixels
@@ -120,7 +120,7 @@ def decode_into(data: Data, kind: ImageFormat, pixels: Pixels) -> None:
         InvalidMedia: The data are truncated or corrupt, or of another size.
     """
     height, width, _ = pixels.shape
-    with _as_broken(kind), open_image(data, kind) as image:
+    with as_broken(kind), open_image(data, kind) as image:
         # A TIFF file gets its final sides while it is loaded.
         if sorted(image.size) != sorted((width, height)):
             raise InvalidMedia(_OTHER_SIZE)
@@ -134,7 +134,7 @@ _OTHER_SIZE: Final = "the image's size is not what its header says"
 
 
 @contextmanager
-def _as_broken(kind: ImageFormat) -> Iterator[None]:
+def as_broken(kind: ImageFormat) -> Iterator[None]:
     """Raise `InvalidMedia` for any error of a decoder."""
     try:
         yield

@@ -35,7 +35,7 @@ from afferent.types import DOCUMENT, FileKind
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MAX_REDIRECTS = 3
-_ACCEPT: dict[FileKind, str] = {DOCUMENT: "application/pdf"}
+_ACCEPT: dict[FileKind, str] = {DOCUMENT: "application/pdf, image/tiff"}
 _MAX_CONCURRENT_FETCHES = 32
 """Limit of one request, which leaves connections for other requests; one host has a lower limit."""
 _MAX_CONNECTIONS = 256

@@ -10,19 +10,20 @@ import signal
 import time
 import warnings
 from collections.abc import Iterator
-from types import FrameType
+from types import FrameType, ModuleType
 
 import numpy as np
 
 from afferent.config import Limits
 from afferent.errors import AfferentError, InternalError, InvalidMedia, MediaTooLarge
-from afferent.media.decode import audio, pdf, pillow
+from afferent.media.decode import audio, page, pdf, pillow, tiff
 from afferent.media.decode.audio import decode_audio, probe_audio
 from afferent.media.decode.image import decode_image, read_image_header
 from afferent.media.decode.video import open_video
 from afferent.media.decoded import Media
 from afferent.media.families.reencoded import ReencodedFamily
 from afferent.media.families.registry import AnyFamily
+from afferent.media.headers.document_format import DocumentFormat, document_format_of
 from afferent.media.headers.probe import AudioHeader, ImageHeader, MediaHeader, VideoHeader
 from afferent.media.workers import sandbox
 from afferent.media.workers.jobs import (
@@ -60,6 +61,7 @@ def load_lazy_modules() -> None:
         importlib.import_module(name)
     audio.load()
     pillow.prepare_worker()
+    page.prepare_worker()
     pdf.prepare_worker()
     warnings.simplefilter("ignore")  # Pillow would warn of each broken tag of a hostile file
 
@@ -141,8 +143,9 @@ class Worker:
             case ListPages(file, first, last, dpi):
                 self._allow_page()
                 with self._span("list_pages", spans):
-                    num_pages, sizes = pdf.page_sizes(
-                        self._file(order, file),
+                    raw = self._file(order, file)
+                    num_pages, sizes = _reader_of(raw).page_sizes(
+                        raw,
                         first=first,
                         last=last,
                         dpi=dpi,
@@ -152,14 +155,15 @@ class Worker:
             case RenderPage(file, number, size, has_text):
                 self._allow_page()
                 with self._span("render", spans, note=f"page {number}"):
-                    page = pdf.render_page(
-                        *(self._file(order, file), number, size),
+                    raw = self._file(order, file)
+                    rendered = _reader_of(raw).render_page(
+                        *(raw, number, size),
                         has_text=has_text,
                         limits=self._limits,
                     )
-                    if page_nbytes(len(page.image), len(page.text)) > len(block):
+                    if page_nbytes(len(rendered.image), len(rendered.text)) > len(block):
                         raise InternalError("a page is larger than its bound")
-                    return write_page(page.image, page.text, block)
+                    return write_page(rendered.image, rendered.text, block)
 
     def _allow_page(self) -> None:
         """Limit the processor time of a job for a page.
@@ -235,6 +239,11 @@ class Worker:
         yield
         made = span_since(start_ns, self._name, stage, copied_nbytes=copied_nbytes, note=note)
         spans.append(made)
+
+
+def _reader_of(data: memoryview) -> ModuleType:
+    """Return the reader of a document's format: its `page_sizes` and `render_page`."""
+    return tiff if document_format_of(data) is DocumentFormat.TIFF else pdf
 
 
 def _write(record: Planned | DocumentPages, block: memoryview) -> int:

@@ -1,0 +1,133 @@
+"""Bytes of a request's documents, in the arena."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from afferent.admission.gate import Gate
+from afferent.config import RequestLimits
+from afferent.errors import MediaTooLarge
+from afferent.items.item import File
+from afferent.items.receive import MEDIA_BYTES
+from afferent.items.request import DocumentPart, ItemRequest, SeenMedia
+from afferent.items.urls import UrlReader
+from afferent.media.body.digest import Digester
+from afferent.media.body.raw import RawMedia
+from afferent.media.headers.document_format import document_format_of
+from afferent.media.workers.jobs import InputRange
+from afferent.runtime.tasks import in_thread
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.protocol.items import SealItem
+from afferent.telemetry.trace import Trace
+from afferent.types import DOCUMENT, CreateItem, Handle, ObjectKind
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedDocument:
+    """Document whose bytes are in the arena, or known by their digest alone."""
+
+    part: DocumentPart
+    digest: bytes
+    file: File | None
+
+
+class DocumentFiles:
+    """Brings documents into the arena, over one store."""
+
+    def __init__(
+        self,
+        store: AsyncDaemonStore,
+        gate: Gate,
+        digester: Digester,
+        limits: RequestLimits,
+        *,
+        num_workers: int,
+    ) -> None:
+        """Create it; ``num_workers``: threads that read files."""
+        self._store, self._gate, self._limits = store, gate, limits
+        self._digester = digester
+        self._urls = UrlReader(store, limits, num_workers=num_workers, has_tier=False)
+
+    async def open(
+        self, request: ItemRequest, documents: Sequence[DocumentPart], trace: Trace
+    ) -> tuple[list[OpenedDocument], list[Handle]]:
+        """Bring the bytes of documents into the arena.
+
+        Returns:
+            The documents, and the sealed objects that the request has pinned for them.
+        """
+        urls = [each for each in documents if isinstance(each.source, str)]
+        fetched = iter(await self._urls.read(request, urls, trace) if urls else ())
+        media = [next(fetched) if isinstance(p.source, str) else p.source for p in documents]
+        sent = [raw for raw in media if isinstance(raw, RawMedia)]
+        for raw in sent:
+            MEDIA_BYTES.labels(DOCUMENT, raw.origin).inc(raw.nbytes)
+        views = [self._checked(raw) for raw in sent]
+        digests = iter(await self._digester.digest_all(views))
+        files, handles = await self._placed(request, sent, views)
+        del views
+        placed = iter(files)
+        opened = [
+            OpenedDocument(part, raw.digest, None)
+            if isinstance(raw, SeenMedia)
+            else OpenedDocument(part, next(digests), next(placed))
+            for part, raw in zip(documents, media, strict=True)
+        ]
+        return opened, handles
+
+    def _checked(self, raw: RawMedia) -> memoryview:
+        """Return the bytes of a document.
+
+        Raises:
+            MediaTooLarge: There are too many.
+            UnsupportedMedia: They have no format of documents.
+        """
+        most = self._limits.max_document_nbytes
+        if raw.nbytes > most:
+            raise MediaTooLarge(f"the document has more than {most} bytes (--max-document-nbytes)")
+        view = memoryview(raw.data or b"")
+        if raw.handle is not None:
+            view = self._store.block(raw.handle)[raw.start : raw.start + raw.nbytes]
+        document_format_of(view)
+        return view
+
+    async def _placed(
+        self, request: ItemRequest, sent: Sequence[RawMedia], views: Sequence[memoryview]
+    ) -> tuple[list[File], list[Handle]]:
+        """Return the location of each document, and the pinned objects with them.
+
+        An object with other items, too, is sealed with these: so a document in it is copied.
+        """
+        others = [part.source for part in request.media if isinstance(part.source, RawMedia)]
+        users = Counter(raw.handle for raw in (*sent, *others) if raw.handle is not None)
+        files: list[File] = []
+        for raw, view in zip(sent, views, strict=True):
+            handle, start = raw.handle, raw.start
+            if handle is None or users[handle] > 1:
+                # A request with raw bytes must not wait for more: it might wait for itself.
+                may_wait = not users and not files
+                handle, start = await self._copy(request.request_id, view, may_wait=may_wait), 0
+            if not raw.is_sealed or handle != raw.handle:
+                to_seal = [SealItem(handle, handle.nbytes)]
+                (handle,) = await self._store.seal(request.request_id, to_seal)
+            files.append((handle, InputRange(start, raw.nbytes)))
+        used = {handle for handle, _ in files} | {raw.handle for raw in others}
+        left = {raw.handle for raw in sent if not raw.is_sealed} - used
+        if unused := [handle for handle in left if handle is not None and users[handle] > 1]:
+            self._store.discard(request.request_id, unused)
+        return files, [handle for handle, _ in files]
+
+    async def _copy(self, request_id: str, view: memoryview, *, may_wait: bool) -> Handle:
+        """Return an unsealed object with a copy of these bytes."""
+        create = self._gate.create if may_wait else self._store.create
+        (handle,) = await create(request_id, [CreateItem(ObjectKind.RAW, len(view))])
+        target = np.frombuffer(self._store.block(handle), np.uint8)
+        await in_thread(np.copyto, target, np.frombuffer(view, np.uint8))
+        return handle
+
+    async def close(self) -> None:
+        await self._urls.close()
