@@ -34,7 +34,7 @@ from tests.store.outcomes import handle_of, states
 from tests.tier.lying import Fault, Lying, dies, fails, hangs, is_slow
 
 TIMEOUT_S, WAIT_S = 0.3, 1.0
-DEAR_US, CHEAP_US = 500_000, 1
+DEAR_US, CHEAP_US = 30_000_000, 1
 NUM_NUMBERS = 300_000
 SHARES = {
     ObjectKind.FEATURES: 0.6,
