@@ -8,6 +8,8 @@
     │   ├── UnsupportedParameter
     │   ├── ModelNotFound
     │   ├── ResponseNotFound         no answer with that id is stored
+    │   ├── SessionNotFound          no live session with that id is stored
+    │   ├── SessionContinued         another connection has taken the live session over
     │   ├── NotAuthenticated         no API key, or an unknown one
     │   ├── BodyTooLarge
     │   ├── BodyTooSlow
@@ -139,6 +141,16 @@ class ModelNotFound(InvalidRequest):
 
 class ResponseNotFound(InvalidRequest):
     code = "previous_response_not_found"
+
+
+class SessionNotFound(InvalidRequest):
+    code = "session_not_found"
+
+
+class SessionContinued(InvalidRequest):
+    """Another connection has taken the session over."""
+
+    code = "session_continued"
 
 
 class NotAuthenticated(InvalidRequest):

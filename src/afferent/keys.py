@@ -30,6 +30,7 @@ from afferent.wording import shown
 
 _FEATURES_TAG = b"afferent/features/v1"
 _CONVERSATION_TAG = b"afferent/conversation/v1"
+_SESSION_TAG = b"afferent/session/v1"
 _NAME_TAG = b"afferent/name/v1"
 _EMBEDDINGS_TAG = b"afferent/embeddings/v1"
 _TENANTS = "afferent 2026 tenants in keys"
@@ -233,3 +234,8 @@ def embeddings_key(*, item: ContentKey, weights: bytes) -> ContentKey:
 def conversation_key(*, tenant: str, response_id: str) -> ContentKey:
     """Return the key of the conversation that ends with an answer."""
     return frame(_CONVERSATION_TAG, tenant.encode(), response_id.encode())
+
+
+def session_key(*, tenant: str, session_id: str, part: str) -> ContentKey:
+    """Return the key of a part of a live session's log."""
+    return frame(_SESSION_TAG, tenant.encode(), session_id.encode(), part.encode())

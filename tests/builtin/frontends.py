@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import httpx2 as httpx
+from starlette.applications import Starlette
 
 from afferent.admission.gate import Gate
 from afferent.builtin.apis.api import Api
@@ -124,7 +126,7 @@ def preprocess_worker(address: str, family: AnyFamily | None = None) -> Iterator
 
 
 @contextlib.asynccontextmanager
-async def frontend(
+async def application(
     address: str,
     *,
     wrap: Any = lambda store: store,
@@ -136,9 +138,15 @@ async def frontend(
     request_timeout_s: float = 60.0,
     cors_origins: tuple[str, ...] = (),
     aliases: tuple[str, ...] = (),
+    now_s: Callable[[], float] = time.time,
     **limits: Any,
-) -> AsyncIterator[httpx.AsyncClient]:
-    """Run a frontend; ``wrap`` can put an object between the frontend and its store."""
+) -> AsyncIterator[Starlette]:
+    """Make a frontend's application.
+
+    Args:
+        wrap: Can put an object between the frontend and its store.
+        now_s: Returns the Unix time.
+    """
     real = await AsyncDaemonStore.connect(address, name="frontend", writable=True)
     store, family = wrap(real), family or family_of(SHAPES)
     request_limits = RequestLimits(**limits)
@@ -177,14 +185,21 @@ async def frontend(
         cors_origins=cors_origins,
     )
     access = Access(store, tenants=tenants)
-    app = Frontend(pipeline, gate, settings, apis=apis, access=access).app()
-    transport = httpx.ASGITransport(app=app)
+    made = Frontend(pipeline, gate, settings, apis=apis, access=access, now_s=now_s)
     try:
-        async with httpx.AsyncClient(transport=transport, base_url="http://frontend") as client:
-            yield client
+        yield made.app()
     finally:
         await pipeline.close()
         await real.close()
+
+
+@contextlib.asynccontextmanager
+async def frontend(address: str, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """Run a frontend with the options of `application`, and a client of it."""
+    async with application(address, **options) as app:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://frontend") as client:
+            yield client
 
 
 async def post(client: httpx.AsyncClient, body: dict[str, Any], *, key: str = "") -> httpx.Response:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from afferent.builtin.http.app import Frontend
+from afferent.builtin.http.live import PATH as LIVE_PATH
 from afferent.builtin.pipeline.pipeline import Pipeline
 from afferent.builtin.pipeline.prompt import PromptBuilder, sampling_defaults
 from afferent.engines import registry
@@ -56,7 +57,10 @@ def _with_engine(engine: Engine, base: Parts) -> Made:
         board=base.board,
         tenancy=_tenancy(engine, base, secret),
     ).app()
-    return Made(app, pipeline.close, engine.stats, lambda: engine.info is not None)
+    return Made(
+        *(app, pipeline.close, engine.stats, lambda: engine.info is not None),
+        websocket_paths=frozenset({LIVE_PATH}),
+    )
 
 
 def _tenancy(engine: Engine, base: Parts, secret: bytes) -> Tenancy | None:

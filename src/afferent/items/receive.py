@@ -36,7 +36,7 @@ from afferent.media.headers.probe import (
     probe_frames,
 )
 from afferent.store.client.async_store import AsyncDaemonStore
-from afferent.store.protocol.items import Find
+from afferent.store.protocol.items import MAX_ITEMS, Find
 from afferent.telemetry.registry import counter
 from afferent.telemetry.trace import Trace
 from afferent.types import FILE_KINDS, ContentKey, Modality
@@ -237,6 +237,16 @@ class ItemReader:
 
     # Items that were not sent
 
+    async def missing(self, request: ItemRequest) -> set[MediaPart]:
+        """Return the items known by their digests whose features are gone."""
+        wanted = {
+            part: self._key(request, part, part.source.digest)
+            for part in request.media
+            if isinstance(part.source, SeenMedia)
+        }
+        here = await self._find(request.request_id, list(dict.fromkeys(wanted.values())))
+        return {part for part, key in wanted.items() if key not in here}
+
     async def _check_here(
         self, request: ItemRequest, unsent: Sequence[_Part], bindings: Mapping[Name, Binding]
     ) -> None:
@@ -254,15 +264,14 @@ class ItemReader:
 
     async def _find(self, request_id: str, wanted: Sequence[ContentKey]) -> set[ContentKey]:
         """Return the existing keys; nothing stays pinned, as a wait may follow."""
-        if not wanted:
-            return set()
-        asked = [Find(key) for key in wanted]
-        outcomes = await self._store.acquire(request_id, asked)
-        handles = [handle_if_there(outcome) for outcome in outcomes]
-        found = {key for key, handle in zip(wanted, handles, strict=True) if handle is not None}
-        pinned = [handle for handle in handles if handle is not None]
-        if pinned:
-            await self._store.release(request_id, pinned)
+        found: set[ContentKey] = set()
+        for start in range(0, len(wanted), MAX_ITEMS):
+            some = wanted[start : start + MAX_ITEMS]
+            outcomes = await self._store.acquire(request_id, [Find(key) for key in some])
+            handles = [handle_if_there(outcome) for outcome in outcomes]
+            found |= {key for key, handle in zip(some, handles, strict=True) if handle is not None}
+            if pinned := [handle for handle in handles if handle is not None]:
+                await self._store.release(request_id, pinned)
         return found
 
     async def find_seen(self, request: ItemRequest, parts: Sequence[MediaPart]) -> set[MediaPart]:

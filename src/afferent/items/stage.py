@@ -155,6 +155,14 @@ class ItemStage:
         """Whether items have names outside of the store, for which their bytes are needed."""
         return self._names_items
 
+    async def missing(self, request: ItemRequest) -> set[MediaPart]:
+        """Return the items known by their digests whose features are gone; nothing stays pinned.
+
+        Raises:
+            Unavailable: Try again.
+        """
+        return await self._reader.missing(request)
+
     def check_count(self, request: ItemRequest) -> None:
         """Check only the number of items."""
         limits = self._limits_by_tenant.get(request.share.tenant, self._limits)

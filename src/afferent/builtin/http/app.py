@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -10,13 +11,15 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 
 from afferent.admission.gate import Gate
 from afferent.builtin.apis.api import Api, Lookup, TokenCount
 from afferent.builtin.apis.registry import APIS, TOKENS, by_path
 from afferent.builtin.apis.rendering.prompt_readers import READERS
 from afferent.builtin.http.endpoint import Endpoint
+from afferent.builtin.http.live import PATH as LIVE_PATH
+from afferent.builtin.http.live import LiveEndpoint
 from afferent.builtin.http.lookups import lookup_route
 from afferent.builtin.http.openapi import document
 from afferent.builtin.http.status import Status
@@ -52,6 +55,7 @@ class Frontend:
         access: Access | None = None,
         board: Board | None = None,
         tenancy: Tenancy | None = None,
+        now_s: Callable[[], float] = time.time,
     ) -> None:
         """Create the endpoints.
 
@@ -59,11 +63,13 @@ class Frontend:
             access: Finds the tenant of a request; without it, no key is needed.
             board: Heartbeat table of the server's processes, if there is one.
             tenancy: Makes the salts of tenants in rendered prompts.
+            now_s: Returns the Unix time, for live sessions.
         """
         access = access or Access(pipeline.store)
         history = History(pipeline.store)
         scopes = RequestScopes(pipeline.store, access, settings)
         load = LoadReports(pipeline.store, gate, pipeline.engine.stats)
+        self._live = LiveEndpoint(pipeline, gate, settings, scopes, access, now_s=now_s)
         status = Status(pipeline, access, settings.model_names, board)
         self._cors_origins = settings.cors_origins
         self._apis = by_path(apis, TOKENS)
@@ -112,7 +118,7 @@ class Frontend:
     def app(self) -> Starlette:
         pages = [Route(path, self._welcome) for path in ("/", "/docs")]
         app = Starlette(
-            routes=[*self._routes, *pages],
+            routes=[*self._routes, *pages, WebSocketRoute(LIVE_PATH, self._live.serve)],
             middleware=self._middleware(),
             exception_handlers={HTTPException: self._refuse},
         )

@@ -81,23 +81,33 @@ class _Call(Struct, frozen=True, array_like=True, tag="call", forbid_unknown_fie
 _Kept = _Text | _Media | _Document | _Call
 
 
-class _Turn(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Turn(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Stored message: its text, and the digests of its media."""
+
     role: str
     parts: list[_Kept]
+
+    @property
+    def message(self) -> Message:
+        """Internal message; its media are digests of known items."""
+        return Message(self.role, tuple(_part(part) for part in self.parts))
+
+    @classmethod
+    def of(cls, message: Message, digests: Iterator[bytes]) -> Turn:
+        """Create it from a message, and take the digests of its media."""
+        return cls(message.role, [_kept(part, digests) for part in message.parts])
 
 
 class Conversation(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """All messages with the last answer, and that answer as JSON of the API."""
 
-    turns: list[_Turn]
+    turns: list[Turn]
     answer: bytes
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """Internal messages; their media are digests of known items."""
-        return tuple(
-            Message(turn.role, tuple(_part(part) for part in turn.parts)) for turn in self.turns
-        )
+        return tuple(turn.message for turn in self.turns)
 
     @classmethod
     def of(
@@ -109,11 +119,7 @@ class Conversation(Struct, frozen=True, array_like=True, forbid_unknown_fields=T
             digests: Digests of the media of all messages, in order.
         """
         left = iter(digests)
-        turns = [
-            _Turn(message.role, [_kept(part, left) for part in message.parts])
-            for message in messages
-        ]
-        return cls(turns, answer)
+        return cls([Turn.of(message, left) for message in messages], answer)
 
 
 _decoder = msgspec.msgpack.Decoder(Conversation)

@@ -26,6 +26,7 @@ from afferent.builtin.pipeline.request import (
     Rendered,
     RenderedItem,
     SamplingDefaults,
+    TemplateOptions,
     TextPart,
     VllmRules,
 )
@@ -42,6 +43,7 @@ from afferent.errors import (
 )
 from afferent.items.documents import ReadDocument
 from afferent.items.item import ReceivedItem
+from afferent.items.request import ItemRequest, MediaPart
 from afferent.items.stage import ItemStage
 from afferent.media.families.plan import Prompt as ItemPrompt
 from afferent.proxy import counting
@@ -128,6 +130,43 @@ class Pipeline:
                     yield output
         except InvalidForm as error:  # an engine does not know the API's parameters
             raise InvalidForm(error.message, param=request.form_param) from error
+
+    async def make_known(
+        self, request: GenerateRequest, own: RequestScope
+    ) -> tuple[list[bytes], int]:
+        """Make the features of a request's media, so that its messages can come by names alone.
+
+        The features stay pinned until the request's scope ends; later they are cached.
+
+        Returns:
+            The digests of the media, in order, and the number of tokens of the messages.
+
+        Raises:
+            InvalidRequest: Something in the request is invalid.
+            Unavailable: Try again.
+        """
+        if (info := self.engine.info) is None:
+            raise EngineUnavailable("the engine is not ready; try again")
+        trace = own.trace
+        trace.media, trace.where = counting.media_of(request.media), "preprocess"
+        self._items.check(request.items)
+        capabilities.check(info, request)
+        found = await self._items.read(request.items, trace)
+        with found.awaited():
+            ready = await self._items.prepare(request.request_id, found, trace)
+        template = TemplateOptions(begins_answer=False)
+        counted = msgspec.structs.replace(request, template=template, max_tokens=1)
+        prompts = [item.prompt for item in ready]
+        prompt, _ = await self._prompt(counted, prompts, trace, may_reduce=True)
+        return [item.digest for item in found.in_order], len(prompt.token_ids)
+
+    async def missing(self, request: ItemRequest) -> set[MediaPart]:
+        """Return the known items whose features are gone.
+
+        Raises:
+            Unavailable: Try again.
+        """
+        return await self._items.missing(request)
 
     async def render(
         self, request: GenerateRequest, trace: Trace, *, with_features: bool

@@ -46,6 +46,10 @@ class Message:
     parts: tuple[Part, ...]
     extra: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def media(self) -> list[MediaPart]:
+        return [part for part in self.parts if isinstance(part, MediaPart)]
+
 
 ScoredToken = msgspec.Raw
 """Token of the answer with its log-probability and alternatives, in the format of an API.
@@ -153,7 +157,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     @property
     def media(self) -> list[MediaPart]:
         """All items of all messages, in order."""
-        return [p for m in self.messages for p in m.parts if isinstance(p, MediaPart)]
+        return [part for message in self.messages for part in message.media]
 
     @property
     def files(self) -> list[MediaPart | DocumentPart]:

@@ -1,0 +1,1 @@
+"""OpenAI Realtime: live sessions over a WebSocket."""

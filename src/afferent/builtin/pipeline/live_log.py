@@ -1,0 +1,282 @@
+"""Log of a live session's changes, in the store: any frontend can continue the session.
+
+Each change is an object of its own, so it is there when its client is notified. Every
+`CHUNK_CHANGES` changes, they are joined to a *chunk*, which begins with the settings at that point.
+A *head* names the chunks that still matter: those before the first item are deleted. So the log
+grows with the items that the session has, not with those that it had.
+
+The objects are pinned while the session is open. Later they are normal objects: they are evicted
+when they are the least recently used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+
+from afferent import keys
+from afferent.builtin.pipeline.live_session import (
+    Added,
+    Change,
+    Configured,
+    Continued,
+    LiveSession,
+    Removed,
+)
+from afferent.errors import AfferentError, InvalidRequest, SessionContinued, SessionNotFound
+from afferent.items.acquire import handle_if_there
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.protocol.items import Claim, Find, SealItem
+from afferent.store.protocol.results import Owner
+from afferent.types import ContentKey, CreateItem, Handle, ObjectKind, decode, encode
+
+CHUNK_CHANGES: Final = 128
+"""Number of changes in a chunk."""
+MAX_CHANGE_NBYTES: Final = 1 << 20
+"""Limit of one change; a larger item is refused."""
+_FIND_AT_ONCE: Final = 256
+
+
+class _Chunk(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    settings: Configured
+    changes: list[Change]
+
+
+class _Head(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Chunks that matter: ``first`` to ``end - 1``. The head with the largest ``number`` counts."""
+
+    number: Annotated[int, Meta(ge=0)]
+    first: Annotated[int, Meta(ge=0)]
+    end: Annotated[int, Meta(ge=0)]
+
+
+_change_decoder = msgspec.msgpack.Decoder(Change)
+_chunk_decoder = msgspec.msgpack.Decoder(_Chunk)
+_head_decoder = msgspec.msgpack.Decoder(_Head)
+
+
+class LiveLog:
+    """Log of one session, and the session that it describes.
+
+    Invariants:
+        - A change is in the store before it is applied.
+        - Changes are numbered. A number is written once: of two frontends with one session, the
+          second one to write a number has lost the session.
+        - One of the two heads is valid at any time, whenever the frontend is killed.
+    """
+
+    def __init__(self, store: AsyncDaemonStore, *, tenant: str, session_id: str) -> None:
+        """Create the log of a new session; nothing is written.
+
+        Args:
+            session_id: Its pins have this id, too.
+        """
+        self._store, self._tenant, self._id = store, tenant, session_id
+        self.session = LiveSession()
+        self._lock = asyncio.Lock()
+        self._next = 0
+        self._head = _Head(0, 0, 0)
+        self._settings = Configured(self.session.settings)  # at the start of the next chunk
+        self._changes: list[Change] = []  # since the last chunk
+        self._handles: list[Handle] = []  # of these changes
+        self._chunks: deque[tuple[int, Handle]] = deque()
+        self._chunk_of: dict[str, int] = {}  # the chunk of each item
+
+    @classmethod
+    async def resume(cls, store: AsyncDaemonStore, *, tenant: str, session_id: str) -> LiveLog:
+        """Return the log of an existing session, which other frontends can't write any more.
+
+        Raises:
+            SessionNotFound: It is not stored.
+            Unavailable: Try again.
+        """
+        log = cls(store, tenant=tenant, session_id=session_id)
+        try:
+            while not await log._read():
+                log.close()
+                log = cls(store, tenant=tenant, session_id=session_id)
+        except BaseException:
+            log.close()
+            raise
+        return log
+
+    async def append(self, change: Change) -> None:
+        """Write a change, and apply it.
+
+        Raises:
+            SessionContinued: Another frontend has the session now.
+            InvalidRequest: It is too large.
+            StoreFull: There is no space now; the change is not applied.
+        """
+        async with self._lock:
+            await self._write(change)
+            self._apply(change)
+            while len(self._changes) >= CHUNK_CHANGES and await self._roll():
+                pass
+
+    def close(self) -> None:
+        """Unpin the session; it can be continued until it is evicted."""
+        self._store.forget(self._id)
+
+    async def delete(self) -> None:
+        """Delete the session."""
+        chunks = [self._chunk_key(number) for number, _ in self._chunks]
+        changes = [self._change_key(n) for n in range(self._next - len(self._changes), self._next)]
+        self.close()
+        await self._store.delete([self._head_key(0), self._head_key(1), *chunks, *changes])
+
+    # Writing
+
+    async def _write(self, change: Change) -> None:
+        data = encode(change)
+        if len(data) > MAX_CHANGE_NBYTES:
+            raise InvalidRequest(f"the item has more than {MAX_CHANGE_NBYTES} bytes without media")
+        claim = Claim(self._change_key(self._next), ObjectKind.RECORDS, len(data))
+        (outcome,) = await self._store.acquire(self._id, [claim])
+        if not isinstance(outcome, Owner):
+            raise SessionContinued("another connection continues this session")
+        self._handles += await self._fill([outcome.handle], [data])
+
+    async def _fill(self, handles: Sequence[Handle], values: Sequence[bytes]) -> list[Handle]:
+        for handle, data in zip(handles, values, strict=True):
+            block = np.frombuffer(self._store.block(handle), np.uint8)
+            np.copyto(block[: len(data)], np.frombuffer(data, np.uint8))
+        to_seal = [
+            SealItem(handle, len(data)) for handle, data in zip(handles, values, strict=True)
+        ]
+        return await self._store.seal(self._id, to_seal)
+
+    def _apply(self, change: Change) -> None:
+        self._note(change, self._next // CHUNK_CHANGES)
+        self._next += 1
+        self._changes.append(change)
+        self.session.apply(change)
+
+    def _note(self, change: Change, chunk: int) -> None:
+        """Note in which chunk an item is; items keep the order of the log."""
+        match change:
+            case Added(item):
+                self._chunk_of[item.id] = chunk
+            case Removed(ids):
+                for item_id in ids:
+                    self._chunk_of.pop(item_id, None)
+
+    async def _roll(self) -> bool:
+        """Join the first changes to a chunk, and delete the chunks without an item.
+
+        Without space for it, the changes stay as they are until there is some.
+
+        Returns:
+            Whether there was space.
+        """
+        changes, handles = self._changes[:CHUNK_CHANGES], self._handles[:CHUNK_CHANGES]
+        number, slot = self._head.end, (self._head.number + 1) % 2
+        first = min(next(iter(self._chunk_of.values()), number), number)
+        head = _Head(self._head.number + 1, first, number + 1)
+        data = [encode(_Chunk(self._settings, changes)), encode(head)]
+        names = [self._chunk_key(number), self._head_key(slot)]
+        items = [
+            CreateItem(ObjectKind.RECORDS, len(each), name)
+            for each, name in zip(data, names, strict=True)
+        ]
+        try:
+            await self._store.delete(names)  # the head before the last one
+            created = await self._store.create(self._id, items)
+            chunk_handle, head_handle = await self._fill(created, data)
+            self._chunks.append((number, chunk_handle))
+            released, gone = [*handles, head_handle], []
+            while self._chunks[0][0] < first:
+                old, handle = self._chunks.popleft()
+                gone.append(self._chunk_key(old))
+                released.append(handle)
+            self._head, self._settings = head, Configured(self.session.settings)
+            del self._changes[:CHUNK_CHANGES], self._handles[:CHUNK_CHANGES]
+            await self._store.release(self._id, released)
+            start = number * CHUNK_CHANGES
+            done = range(start, start + CHUNK_CHANGES)
+            await self._store.delete([*map(self._change_key, done), *gone])
+        except AfferentError:
+            return False
+        return True
+
+    # Reading
+
+    async def _read(self) -> bool:
+        """Read the log, and take it over; return whether that was possible in one go."""
+        found = [await self._find([self._head_key(slot)]) for slot in (0, 1)]
+        heads = [decode(_head_decoder, self._store.block(each[0])) for each in found if each]
+        self._head = max(heads, key=lambda head: head.number, default=self._head)
+        names = [self._chunk_key(n) for n in range(self._head.first, self._head.end)]
+        chunks = await self._find(names)
+        if len(chunks) < len(names):
+            raise SessionNotFound("a part of this session was evicted")
+        for number, handle in zip(range(self._head.first, self._head.end), chunks, strict=True):
+            chunk = decode(_chunk_decoder, self._store.block(handle))
+            self.session.apply(chunk.settings)
+            for change in chunk.changes:
+                self._note(change, number)
+                self.session.apply(change)
+            self._chunks.append((number, handle))
+        self._settings = Configured(self.session.settings)
+        self._next = self._head.end * CHUNK_CHANGES
+        await self._read_changes()
+        if not self._next:
+            raise SessionNotFound("there is no such session: it ended, or it was evicted")
+        # Changes that were joined meanwhile are in a chunk that was not read.
+        again = [await self._find([self._head_key(slot)]) for slot in (0, 1)]
+        heads = [decode(_head_decoder, self._store.block(each[0])) for each in again if each]
+        if any(head.number > self._head.number for head in heads):
+            return False
+        await self._store.release(
+            self._id, [handle for each in (*found, *again) for handle in each]
+        )
+        try:
+            await self.append(Continued())
+        except SessionContinued:  # the other frontend wrote once more
+            return False
+        return True
+
+    async def _read_changes(self) -> None:
+        is_more = True
+        while is_more:
+            names = [self._change_key(self._next + n) for n in range(_FIND_AT_ONCE)]
+            handles = await self._find(names)
+            for handle in handles:
+                self._handles.append(handle)
+                self._apply(decode(_change_decoder, self._store.block(handle)))
+            is_more = len(handles) == _FIND_AT_ONCE
+
+    async def _find(self, names: Sequence[ContentKey]) -> list[Handle]:
+        """Return the existing objects, pinned, up to the first missing one."""
+        found: list[Handle] = []
+        for start in range(0, len(names), _FIND_AT_ONCE):
+            wanted = [Find(name) for name in names[start : start + _FIND_AT_ONCE]]
+            outcomes = await self._store.acquire(self._id, wanted)
+            handles = list(map(handle_if_there, outcomes))
+            missing = handles.index(None) if None in handles else len(handles)
+            found += [handle for handle in handles[:missing] if handle is not None]
+            if late := [handle for handle in handles[missing:] if handle is not None]:
+                await self._store.release(self._id, late)
+            if missing < len(handles):
+                break
+        return found
+
+    # Names
+
+    def _change_key(self, number: int) -> ContentKey:
+        return self._key(f"change {number}")
+
+    def _chunk_key(self, number: int) -> ContentKey:
+        return self._key(f"chunk {number}")
+
+    def _head_key(self, slot: int) -> ContentKey:
+        return self._key(f"head {slot}")
+
+    def _key(self, part: str) -> ContentKey:
+        return keys.session_key(tenant=self._tenant, session_id=self._id, part=part)
