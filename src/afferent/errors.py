@@ -38,6 +38,7 @@
     │   ├── ClientGone               a process that took part in an operation is gone
     │   ├── ConnectionClosed         the process on the other side of a socket is gone
     │   ├── EngineUnavailable
+    │   ├── SessionLost              the engine has no such sequence: it begins again
     │   ├── QuotaExceeded            the tenant's limit on running requests is reached
     │   └── DeadlineExceeded
     ├── StoreError                   the store's rules were broken by its caller
@@ -367,6 +368,10 @@ class ConnectionClosed(Unavailable):
 
 class EngineUnavailable(Unavailable):
     code = "engine_unavailable"
+
+
+class SessionLost(Unavailable):
+    code = "session_lost"
 
 
 class QuotaExceeded(Unavailable):

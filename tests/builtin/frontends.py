@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -139,6 +140,7 @@ async def application(
     cors_origins: tuple[str, ...] = (),
     aliases: tuple[str, ...] = (),
     now_s: Callable[[], float] = time.time,
+    folder: Path = SHAPES,
     **limits: Any,
 ) -> AsyncIterator[Starlette]:
     """Make a frontend's application.
@@ -146,9 +148,10 @@ async def application(
     Args:
         wrap: Can put an object between the frontend and its store.
         now_s: Returns the Unix time.
+        folder: The model's.
     """
     real = await AsyncDaemonStore.connect(address, name="frontend", writable=True)
-    store, family = wrap(real), family or family_of(SHAPES)
+    store, family = wrap(real), family or family_of(folder)
     request_limits = RequestLimits(**limits)
     gate = Gate(
         store,
@@ -159,7 +162,7 @@ async def application(
     items = ItemStage(
         store,
         gate,
-        Processor(family, fingerprint(SHAPES, family)),
+        Processor(family, fingerprint(folder, family)),
         ItemSettings(
             limits=request_limits,
             limits_by_tenant={each.name: each.within(request_limits) for each in tenants},
@@ -171,9 +174,9 @@ async def application(
     pipeline = Pipeline(
         store=store,
         engine=engine or WordEngine(),
-        prompts=PromptBuilder(SHAPES, family),
+        prompts=PromptBuilder(folder, family),
         items=items,
-        sampling=sampling_defaults(SHAPES),
+        sampling=sampling_defaults(folder),
     )
     settings = AppSettings(
         model_name="shapes",

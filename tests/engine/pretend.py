@@ -121,6 +121,8 @@ class PretendWorker:
         for begin in work.begin:
             if begin.sequence_id not in self.cannot_begin:
                 self.known[begin.sequence_id] = list(begin.token_ids)
+        for more in work.extend:
+            self.known[more.sequence_id] += more.token_ids
         unbegun = [
             (begin.sequence_id, Failure("internal_error", "bad"))
             for begin in work.begin

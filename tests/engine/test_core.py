@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import subprocess
@@ -26,6 +27,7 @@ from afferent.errors import (
     EngineUnavailable,
     FormatError,
     InternalError,
+    SessionLost,
     StaleHandle,
     StoreRestarted,
     WorkerDied,
@@ -514,3 +516,128 @@ def test_frontend_of_another_version_is_refused(address: str, hello: list[Any]) 
             await channel.close()
 
     asyncio.run(run())
+
+
+# Sessions
+
+SESSIONS = EngineInfo(64, [EOS], embed_nbytes=100, has_sessions=True)
+
+
+def of_session(name: str, num_tokens: int, start: int, *items: Any, **fields: Any) -> Any:
+    given = request(name, num_tokens, items, max_tokens=fields.pop("max_tokens", 2))
+    return msgspec.structs.replace(given, session_id="s", start=start, **fields)
+
+
+def test_session_is_extended_behind_its_answers(address: str) -> None:
+    """The worker's tokens are the lengths of the sequence: they go on."""
+
+    async def main() -> None:
+        async with bench_of(address, info=SESSIONS) as bench:
+            worker = await bench.add_worker()
+            await bench.ready()
+            await bench.put(b"s-dog", b"s-cat")
+            dog, cat = await bench.item(b"s-dog", 2, 4), await bench.item(b"s-cat", 1, 4)
+            assert await tokens_of(bench, of_session("s1", 10, 0, dog)) == [10, 11]
+            assert await tokens_of(bench, of_session("s2", 6, 12, cat, has_answer=False)) == []
+            assert await tokens_of(bench, of_session("s3", 7, 18, cat, dog_at(dog, 5, 2))) == [
+                25,
+                26,
+            ]
+            assert worker.known["s1"] == [7] * 10 + [10, 11] + [7] * 13 + [25, 26]
+            begun = [begin.sequence_id for work in worker.works for begin in work.begin]
+            more = [each for work in worker.works for each in work.extend]
+            assert begun == ["s1"]
+            assert [len(each.token_ids) for each in more] == [6, 7]
+            await bench.until_nothing_is_pinned()
+            bench.client.end_session("s")
+            await until(lambda: not bench.core._loop._sessions)  # type: ignore[union-attr]
+            with pytest.raises(SessionLost):
+                await tokens_of(bench, of_session("s4", 2, 27))
+
+    asyncio.run(main())
+
+
+def dog_at(item: Any, offset: int, length: int) -> Any:
+    placeholder = msgspec.structs.replace(item.placeholder, offset=offset, length=length)
+    return msgspec.structs.replace(item, placeholder=placeholder)
+
+
+def test_session_with_another_length_or_in_use_is_lost(address: str) -> None:
+    async def main() -> None:
+        async with bench_of(address, info=SESSIONS) as bench:
+            worker = await bench.add_worker()
+            await bench.ready()
+            with pytest.raises(SessionLost):
+                await tokens_of(bench, of_session("l0", 4, 3))
+            await tokens_of(bench, of_session("l1", 4, 0))
+            with pytest.raises(SessionLost):
+                await tokens_of(bench, of_session("l2", 4, 5))
+            worker.hold.clear()
+            running = asyncio.create_task(tokens_of(bench, of_session("l3", 4, 6)))
+            await until(lambda: "l3" in bench.core._loop._sequence_of)  # type: ignore[union-attr]
+            with pytest.raises(SessionLost):
+                await tokens_of(bench, of_session("l4", 4, 6))
+            worker.hold.set()
+            assert await running == [10, 11]
+
+    asyncio.run(main())
+
+
+def test_session_whose_answer_is_aborted_begins_again_as_another_sequence(address: str) -> None:
+    """The step of the aborted answer still runs when the session begins again."""
+
+    async def main() -> None:
+        async with bench_of(address, info=SESSIONS) as bench:
+            worker = await bench.add_worker()
+            await bench.ready()
+            await tokens_of(bench, of_session("a1", 4, 0))
+            worker.hold.clear()
+            events = bench.client.submit(of_session("a2", 4, 6, max_tokens=20))
+            assert isinstance(await anext(events), Accepted)
+            await until(lambda: bool(worker.works[-1].extend))
+            await events.aclose()
+            again = asyncio.create_task(tokens_of(bench, of_session("a3", 9, 0)))
+            await until(lambda: "a3" in bench.core._loop._requests)  # type: ignore[union-attr]
+            worker.hold.set()
+            assert await again == [9, 10]
+            await until(lambda: list(worker.known) == ["a3"])
+
+    asyncio.run(main())
+
+
+def test_idle_session_makes_room_for_requests_that_wait(address: str) -> None:
+    async def main() -> None:
+        budget = KvBudget(num_tokens=64)
+        async with bench_of(address, info=SESSIONS, kv_budget=budget) as bench:
+            await bench.add_worker()
+            await bench.ready()
+            await tokens_of(bench, of_session("i1", 4, 0))
+            assert await tokens_of(bench, request("plain", 40, max_tokens=2)) == [40, 41]
+            with pytest.raises(SessionLost):
+                await tokens_of(bench, of_session("i2", 4, 6))
+            assert await tokens_of(bench, of_session("i3", 10, 0)) == [10, 11]
+
+    asyncio.run(main())
+
+
+def test_sessions_end_with_their_frontend_and_with_the_workers(address: str) -> None:
+    async def main() -> None:
+        async with bench_of(address, info=SESSIONS) as bench:
+            worker = await bench.add_worker()
+            await bench.ready()
+            await tokens_of(bench, of_session("e1", 4, 0))
+            assert bench.client._channel is not None
+            bench.client._channel.abort()
+            await until(lambda: not bench.core._loop._sessions)  # type: ignore[union-attr]
+            await bench.ready()
+            await tokens_of(bench, of_session("e2", 4, 0))
+            await worker.leave()
+            await until(lambda: bench.client.info is None)
+            with contextlib.suppress(EngineUnavailable):
+                await tokens_of(bench, of_session("e3", 4, 6))
+            await bench.add_worker()
+            await bench.ready()
+            with pytest.raises(SessionLost):
+                await tokens_of(bench, of_session("e4", 4, 6))
+
+    asyncio.run(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from afferent.builtin.engine.model.embeddings import Embeddings
 from afferent.errors import FormatError, InternalError, InvalidPlaceholders, UnusableEmbeddings
 from afferent.schedule.step import Chunk
 from afferent.store.block import codec
+from afferent.types import Placeholder
 from tests.engine.random_steps import RandomSteps
 from tests.engine.runner_model import GREEDY, MODELS, NUM_TOKENS, Model, Prepared, prepare_all
 
@@ -40,6 +42,66 @@ def test_same_tokens_as_generate(model: Model, prepared: list[Prepared]) -> None
 def test_the_media_matter(prepared: list[Prepared]) -> None:
     """Else the other tests would prove little."""
     assert len({tuple(each.expected) for each in prepared}) > 2
+
+
+def test_extended_sequence_chooses_the_tokens_of_the_whole_prompt(
+    model: Model, prepared: list[Prepared]
+) -> None:
+    """Each prompt comes in two inputs, which are cut at each place outside of an item."""
+    if not model.runner.info.has_sessions:
+        return
+    for each in prepared:
+        ids, items = each.prompt.token_ids, each.items
+        spans = [(span.offset, span.offset + span.length) for span in each.prompt.spans]
+        cuts = [cut for cut in range(1, len(ids)) if not any(a <= cut <= b for a, b in spans)]
+        for cut in cuts[:: max(1, len(cuts) // 3)]:
+            before = [item for item in items if item.placeholder.offset < cut]
+            behind = [
+                replace(
+                    item,
+                    placeholder=Placeholder(item.placeholder.offset - cut, item.placeholder.length),
+                )
+                for item in items[len(before) :]
+            ]
+            model.runner.begin("one", ids[:cut], before, GREEDY, has_answer=False)
+            first = Chunk("one", 0, cut, samples=False)
+            assert model.runner.run([first], [], each.embeddings) == []
+            model.runner.extend("one", ids[cut:], behind, GREEDY)
+            second = Chunk("one", cut, len(ids) - cut, samples=True)
+            (chosen,) = model.runner.run([second], [], each.embeddings)
+            tokens = [chosen.token_id, *(model.decode("one") for _ in range(NUM_TOKENS - 1))]
+            model.runner.drop("one")
+            assert tokens == each.expected, cut
+
+
+def test_answer_is_a_part_of_what_an_input_extends(model: Model, prepared: list[Prepared]) -> None:
+    """The answer to a second input is that to the whole conversation as one prompt."""
+    if not model.runner.info.has_sessions:
+        return
+    one, two = prepared[1], prepared[2]
+    answer = one.expected[:3]
+    model.begin("one", one)
+    assert [model.whole("one", one), model.decode("one"), model.decode("one")] == answer
+    both = one.embeddings | two.embeddings
+    model.runner.extend("one", two.prompt.token_ids, two.items, GREEDY)
+    start, more = len(one.prompt.token_ids) + 2, 1 + len(two.prompt.token_ids)
+    (first,) = model.runner.run([Chunk("one", start, more, samples=True)], [], both)
+    tokens = [first.token_id, model.decode("one"), model.decode("one")]
+    model.runner.drop("one")
+
+    ids = [*one.prompt.token_ids, *answer, *two.prompt.token_ids]
+    base = len(ids) - len(two.prompt.token_ids)
+    moved = [
+        replace(
+            item,
+            placeholder=Placeholder(item.placeholder.offset + base, item.placeholder.length),
+        )
+        for item in two.items
+    ]
+    model.runner.begin("whole", ids, [*one.items, *moved], GREEDY)
+    (expected,) = model.runner.run([Chunk("whole", 0, len(ids), samples=True)], [], both)
+    assert tokens == [expected.token_id, model.decode("whole"), model.decode("whole")]
+    model.runner.drop("whole")
 
 
 @pytest.mark.parametrize("seed", [1, 2])

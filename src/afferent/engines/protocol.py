@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import AsyncGenerator
-from typing import Annotated, Final, Literal, Protocol, get_args
+from typing import Annotated, Final, Literal, Protocol, get_args, runtime_checkable
 
 import msgspec
 from msgspec import Meta, Struct
@@ -33,6 +33,13 @@ class EngineRequest(Struct, frozen=True, array_like=True, forbid_unknown_fields=
         answer_of: The request that this one answers, where several answer one (``n`` above 1): an
             engine that divides its steps fairly counts them as one. Empty: it stands alone.
         num_answers: How many requests have this ``answer_of``; 1 where it is empty.
+        session_id: The session whose sequence this request extends; empty: it is a sequence of its
+            own. One request of a session runs at a time.
+        start: The number of tokens that the session's sequence has: earlier prompts, answers, and
+            the tokens that ended them. ``token_ids`` come behind these, and placeholders count from
+            the first of ``token_ids``. 0 begins the sequence, again if there is one.
+        has_answer: Whether an answer is requested; without one, the request has finished once its
+            prompt is computed.
     """
 
     request_id: RequestId
@@ -42,6 +49,9 @@ class EngineRequest(Struct, frozen=True, array_like=True, forbid_unknown_fields=
     share: Share = NAMELESS
     answer_of: str = ""
     num_answers: int = 1
+    session_id: str = ""
+    start: NonNegative = 0
+    has_answer: bool = True
 
 
 class Accepted(Struct, frozen=True):
@@ -136,6 +146,7 @@ class EngineInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
         vocab_size: Number of tokens that the model chooses from; larger ids are refused. 0:
             unknown.
         generates: Whether it takes requests. If not, prompts are rendered, and no model runs.
+        has_sessions: Whether it is a `SessionEngine`: requests may have a ``session_id``.
     """
 
     max_model_len: int
@@ -149,6 +160,7 @@ class EngineInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     supported: tuple[SamplingExtra, ...] = ()
     vocab_size: int = 0
     generates: bool = True
+    has_sessions: bool = False
 
     @property
     def lacking(self) -> tuple[str, ...]:
@@ -233,11 +245,26 @@ class Engine(Protocol):
                 expensive to continue.
             StaleHandle: An item's features are gone.
             StoreRestarted: They were lost when the store restarted.
+            SessionLost: The request extends a session that the engine does not have, or not with so
+                many tokens: begin it again.
         """
         ...
 
     async def stats(self) -> EngineStats | None:
         """Return the statistics; `None` if there are none now."""
+        ...
+
+
+@runtime_checkable
+class SessionEngine(Engine, Protocol):
+    """Engine whose requests may extend the sequence of a session, which stays between them."""
+
+    def end_session(self, session_id: str) -> None:
+        """Release a session's sequence; unknown ones are ignored.
+
+        An engine may do so by itself, if it needs the memory: the next request of the session
+        raises `SessionLost`. It does so when the frontend is gone.
+        """
         ...
 
 

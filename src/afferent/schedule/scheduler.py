@@ -115,6 +115,12 @@ class Scheduler:
         """Part of the KV cache in use, 0 to 1."""
         return 1.0 - self._kv.num_free / self._kv.num_blocks
 
+    @property
+    def is_held_up(self) -> bool:
+        """Whether the next waiting sequence lacks memory, or there are too many running ones."""
+        first = self._waiting.get(self._turns.first or "")
+        return first is not None and not self._may_begin(first, len(self._running))
+
     def is_running(self, sequence_id: str) -> bool:
         return sequence_id in self._running
 

@@ -116,8 +116,7 @@ class Request:
     A *session* (``session_tokens`` above 0) stays after its answer and takes more input with
     `Scheduler.append`, up to ``session_tokens`` positions in all, answers included. Its items are
     dropped once they are computed, so it can't begin again and is never preempted: it is admitted
-    when its whole part of the KV cache is free. No API of the server has sessions; engines that
-    listen while they speak do (``examples/simulated_engine.py``).
+    when its whole part of the KV cache is free. The built-in engine has one for each live session.
     """
 
     id: str

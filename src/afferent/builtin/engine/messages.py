@@ -109,6 +109,7 @@ class BegunItem(_Message):
 class Begin(_Message):
     """New sequence, or a preempted one that begins again with its answer so far: the last
     ``num_answered`` tokens. ``form_nbytes``: memory that the format of its answer takes.
+    ``has_answer``: a token is chosen behind the prompt.
     ``reuse``: it begins with the KV cache of a sequence that has ended.
     """
 
@@ -118,7 +119,19 @@ class Begin(_Message):
     sampling: Sampling
     num_answered: NonNegative = 0
     form_nbytes: NonNegative = 0
+    has_answer: bool = True
     reuse: Reuse | None = None
+
+
+class Extend(_Message):
+    """Input behind all tokens of a session's sequence. Placeholders count from its first token."""
+
+    sequence_id: str
+    token_ids: list[int]
+    items: list[BegunItem]
+    sampling: Sampling
+    form_nbytes: NonNegative = 0
+    has_answer: bool = True
 
 
 class EncodeItem(_Message):
@@ -152,6 +165,7 @@ class Work(_Message, tag="work"):
     pinned_for: list[int] = []
     encode: list[EncodeItem] = []
     begin: list[Begin] = []
+    extend: list[Extend] = []
     prefill: list[Chunk] = []
     decode: list[str] = []
 

@@ -17,12 +17,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing
 from typing import Any, Final
 
+from msgspec import structs
 from starlette.requests import Request
 from starlette.types import Message as AsgiMessage
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from afferent.admission.gate import Gate
-from afferent.admission.shares import Share
+from afferent.admission.shares import NAMELESS, Share
 from afferent.builtin.apis.realtime import events as ev
 from afferent.builtin.apis.realtime import schema as api
 from afferent.builtin.apis.realtime.events import REALTIME, ResponseEvents
@@ -30,7 +31,15 @@ from afferent.builtin.apis.schema import check_model
 from afferent.builtin.pipeline.collector import AnswerCollector
 from afferent.builtin.pipeline.conversations import Turn
 from afferent.builtin.pipeline.live_log import LiveLog
-from afferent.builtin.pipeline.live_session import FIRST, Added, Configured, LiveItem, Removed
+from afferent.builtin.pipeline.live_sequence import LiveSequence
+from afferent.builtin.pipeline.live_session import (
+    FIRST,
+    RETENTION_RATIO,
+    Added,
+    Configured,
+    LiveItem,
+    Removed,
+)
 from afferent.builtin.pipeline.live_session import Settings as LiveSettings
 from afferent.builtin.pipeline.pipeline import Pipeline
 from afferent.builtin.pipeline.request import GenerateRequest, Message, Output, TextDelta, TextPart
@@ -41,6 +50,7 @@ from afferent.errors import (
     NoPermitLeft,
     PromptTooLong,
     SessionContinued,
+    TooManyItems,
 )
 from afferent.items.request import ItemRequest, MediaPart
 from afferent.media.body.received import ReceivedBody
@@ -184,6 +194,10 @@ class _Connection:
         self._audio = bytearray()
         self._response: asyncio.Task[None] | None = None
         self._response_id = ""
+        self._sequence: LiveSequence | None = None
+        self._has_new = asyncio.Event()
+        self._has_new.set()  # items of a session that is continued
+        self._share = NAMELESS
 
     async def __aenter__(self) -> _Connection:
         offered = self._socket.scope.get("subprotocols", ())
@@ -192,6 +206,8 @@ class _Connection:
 
     async def __aexit__(self, *_: object) -> None:
         self._log.close()
+        if self._sequence is not None:
+            self._sequence.close()
 
     async def run(self) -> None:
         """Apply events until the client leaves."""
@@ -199,10 +215,12 @@ class _Connection:
         try:
             async with asyncio.TaskGroup() as group:
                 applying = group.create_task(self._apply_all())
+                feeding = group.create_task(self._feed_all())
                 try:
                     await self._receive_all(group)
                 finally:
                     applying.cancel()
+                    feeding.cancel()
                     await self._end_response()
         except* WebSocketDisconnect:
             raise WebSocketDisconnect(_GONE) from None
@@ -348,6 +366,7 @@ class _Connection:
         self, own: RequestScope, share: Share, item_id: str | None, message: Message
     ) -> LiveItem:
         """Return a new item, with features."""
+        self._share = share
         request = GenerateRequest(request_id=own.id, messages=(message,), share=share)
         digests, num_tokens = await self._pipeline.make_known(request, own)
         turn = Turn.of(message, iter(digests))
@@ -368,10 +387,13 @@ class _Connection:
             )
         await self._log.append(Added(item, previous_id))
         LIVE_ITEMS.labels("added").inc()
+        if self._sequence is not None and item.id != session.last_id:
+            self._sequence.inserted()
         before, described = session.before(item.id), ev.item_json(item)
         for kind in ("conversation.item.added", "conversation.item.done"):
             await self._send(ev.event(kind, previous_item_id=before, item=described))
         await self._trim()
+        self._has_new.set()
 
     @property
     def _most_tokens(self) -> int:
@@ -393,6 +415,8 @@ class _Connection:
 
     async def _remove(self, ids: list[str]) -> None:
         await self._log.append(Removed(ids))
+        if self._sequence is not None:
+            self._sequence.removed(ids)
         await self._send(*(ev.event("conversation.item.deleted", item_id=each) for each in ids))
 
     # Audio
@@ -493,11 +517,13 @@ class _Connection:
             item = self._answered(begun, answer.text, usage.completion_tokens)
             before = session.before(begun.id)
             await self._log.append(Added(item, before or FIRST))
-            described = ev.usage_json(usage, num_cached=0)
+            num_cached = 0 if self._sequence is None else self._sequence.num_cached
+            described = ev.usage_json(usage, num_cached=num_cached)
             await self._send(
                 *events.end(item, answer.text, status, before, usage=described, details=details)
             )
             await self._trim()
+            self._has_new.set()
         except asyncio.CancelledError:
             text, _ = collector.text_so_far
             item = self._answered(begun, text, len(text), "incomplete")
@@ -531,20 +557,28 @@ class _Connection:
     ) -> AsyncGenerator[Output, None]:
         """Yield the outputs of an answer to the items before it."""
         for left in reversed(range(_ATTEMPTS)):
-            request = self._request(own, share, settings, answer_id)
             try:
-                async with aclosing(self._pipeline.run(request, own)) as outputs:
+                async with aclosing(self._run(own, share, settings, answer_id)) as outputs:
                     async for output in outputs:
                         yield output
-            except (MediaNotCached, PromptTooLong) as error:
-                if not left or not await self._shorten(error, own, share):
+            except (MediaNotCached, PromptTooLong, TooManyItems) as error:
+                if not left or not await self._shorten(error, own, share, answer_id):
                     raise
             else:
                 break
 
-    def _request(
+    def _run(
         self, own: RequestScope, share: Share, settings: LiveSettings, answer_id: str
-    ) -> GenerateRequest:
+    ) -> AsyncGenerator[Output, None]:
+        """Return the outputs of an answer: of the engine's sequence, or of a request of its own."""
+        request = GenerateRequest(
+            request_id=own.id,
+            max_tokens=settings.max_output_tokens,
+            temperature=settings.temperature,
+            share=share,
+        )
+        if (sequence := self._sequence_of_engine()) is not None:
+            return sequence.answer(request, own, answer_id, settings.instructions)
         messages = []
         if settings.instructions:
             messages.append(Message("system", (TextPart(settings.instructions),)))
@@ -552,15 +586,39 @@ class _Connection:
             if item.id == answer_id:
                 break
             messages.append(item.turn.message)
-        return GenerateRequest(
-            request_id=own.id,
-            messages=tuple(messages),
-            max_tokens=settings.max_output_tokens,
-            temperature=settings.temperature,
-            share=share,
-        )
+        return self._pipeline.run(structs.replace(request, messages=tuple(messages)), own)
 
-    async def _shorten(self, error: AfferentError, own: RequestScope, share: Share) -> bool:
+    # The engine's sequence
+
+    def _sequence_of_engine(self) -> LiveSequence | None:
+        """Return the session's sequence; ``None`` if the engine or the model has none."""
+        if self._sequence is None and (engine := self._pipeline.live_engine()) is not None:
+            limits = self._settings.limits
+            self._sequence = LiveSequence(
+                *(self._pipeline, engine, self._session, self._id),
+                most_items=lambda modality: limits.of(modality).max_items,
+            )
+        return self._sequence
+
+    async def _feed_all(self) -> None:
+        """Compute items as they come, unless an answer is being written."""
+        while True:
+            await self._has_new.wait()
+            self._has_new.clear()
+            sequence = self._sequence_of_engine()
+            if sequence is None:
+                continue
+            try:
+                with self._scope("session.compute", "event-") as own:
+                    async with self._answering(own):
+                        instructions = self._session.settings.instructions
+                        await sequence.feed(own, self._share, instructions)
+            except AfferentError as error:  # the next answer reports what lasts
+                log.debug("items were not computed", extra={"reason": error.code})
+
+    async def _shorten(
+        self, error: AfferentError, own: RequestScope, share: Share, answer_id: str
+    ) -> bool:
         """Remove items that can't be a part of the prompt; return whether there were any."""
         session = self._session
         if isinstance(error, MediaNotCached):
@@ -569,8 +627,10 @@ class _Connection:
             gone = await self._pipeline.missing(ItemRequest(own.id, media, share))
             ids = [item.id for item in with_media if not gone.isdisjoint(item.turn.message.media)]
         elif session.settings.may_truncate:
-            now_s, most_tokens = self._endpoint.now_s(), session.num_tokens - 1
-            ids = session.overdue(now_s, most_tokens=most_tokens)
+            # Without a sequence in the engine, the limits of one request are those of a session.
+            num_kept = int(RETENTION_RATIO * sum(item.id != answer_id for item in session))
+            ids = [item.id for item in session if item.id != answer_id]
+            ids = ids[: len(ids) - num_kept]
         else:
             ids = []
         if ids:

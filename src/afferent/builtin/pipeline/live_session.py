@@ -116,6 +116,10 @@ class LiveSession:
     def __iter__(self) -> Iterator[LiveItem]:
         return iter(self._items.values())
 
+    def newest(self) -> Iterator[LiveItem]:
+        """Yield the items from the last one on, backwards."""
+        return reversed(self._items.values())
+
     def get(self, item_id: str) -> LiveItem | None:
         return self._items.get(item_id)
 

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -31,7 +31,16 @@ from afferent.builtin.pipeline.request import (
     VllmRules,
 )
 from afferent.builtin.pipeline.stops import StopMatcher
-from afferent.engines.protocol import Accepted, Engine, EngineInfo, EngineRequest, Finished, Tokens
+from afferent.engines.protocol import (
+    Accepted,
+    Engine,
+    EngineEvent,
+    EngineInfo,
+    EngineRequest,
+    Finished,
+    SessionEngine,
+    Tokens,
+)
 from afferent.engines.render import Renderer
 from afferent.errors import (
     EngineUnavailable,
@@ -65,6 +74,26 @@ TOKENS = counter(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequencePlace:
+    """End of a session's sequence, behind which a request's messages come.
+
+    Attributes:
+        start: Number of its tokens.
+        after: Role of its last message; empty: there is none.
+        is_open: Whether that is an answer as the model wrote it.
+        end_token: Token that ended that answer.
+        submit: Submits the request to the engine.
+    """
+
+    session_id: str
+    start: int
+    after: str
+    is_open: bool
+    end_token: int | None
+    submit: Callable[[EngineRequest], AsyncGenerator[EngineEvent, None]]
+
+
 class Pipeline:
     """Runs requests against one store and one engine."""
 
@@ -95,11 +124,14 @@ class Pipeline:
         )
 
     async def run(
-        self, request: GenerateRequest, own: RequestScope
+        self, request: GenerateRequest, own: RequestScope, place: SequencePlace | None = None
     ) -> AsyncGenerator[Output, None]:
         """Yield `PromptInfo`, then pieces of text and the `End` of each answer.
 
         Closing the iterator early aborts the request.
+
+        Args:
+            place: The messages extend the sequence of a session.
 
         Raises:
             InvalidRequest: Something in the request is invalid.
@@ -120,16 +152,42 @@ class Pipeline:
         try:
             given, read = request, await self._read_documents(request, trace)
             request = with_pages(request, read)
-            engine_request, info = await self._prepare(request, trace)
+            engine_request, info = await self._prepare(request, trace, place)
             info = replace(info, digests=digests_of(given, read, info.digests))
             trace.where = "engine"
             yield info
-            answers = self._answers(request, engine_request, release, trace)
+            submit = self.engine.submit if place is None else place.submit
+            answers = self._answers(request, engine_request, release, trace, submit)
             async with aclosing(merge(answers)) as outputs:
                 async for output in outputs:
                     yield output
         except InvalidForm as error:  # an engine does not know the API's parameters
             raise InvalidForm(error.message, param=request.form_param) from error
+
+    def live_engine(self) -> SessionEngine | None:
+        """Return the engine, if it and the model's chat template let a sequence be extended."""
+        engine, info = self.engine, self.engine.info
+        has_sessions = info is not None and info.has_sessions and self._prompts.can_append
+        return engine if has_sessions and isinstance(engine, SessionEngine) else None
+
+    async def hear(self, request: GenerateRequest, own: RequestScope, place: SequencePlace) -> None:
+        """Extend the sequence of a session by messages without an answer.
+
+        Raises:
+            InvalidRequest: Something in the request is invalid.
+            Unavailable: Try again.
+        """
+        try:
+            engine_request, _ = await self._prepare(request, own.trace, place)
+            engine_request = msgspec.structs.replace(engine_request, has_answer=False)
+            TOKENS.labels("prompt").inc(len(engine_request.token_ids))
+            own.trace.num_prompt_tokens += len(engine_request.token_ids)
+            async with aclosing(place.submit(engine_request)) as events:
+                async for event in events:
+                    if isinstance(event, Accepted):  # the engine has its own pins
+                        self.store.forget(request.request_id)
+        finally:
+            self.store.forget(request.request_id)
 
     async def make_known(
         self, request: GenerateRequest, own: RequestScope
@@ -232,7 +290,7 @@ class Pipeline:
         return renderer.hash_of(item.modality, item.key, self._items.sent(item), uuid)
 
     async def _prepare(
-        self, request: GenerateRequest, trace: Trace
+        self, request: GenerateRequest, trace: Trace, place: SequencePlace | None = None
     ) -> tuple[EngineRequest, PromptInfo]:
         """Return the engine's request; the features are pinned under the request."""
         request_id = request.request_id
@@ -240,12 +298,16 @@ class Pipeline:
         with found.awaited():
             if (prompts := found.prompts) is not None:
                 # Too long prompts are refused before any work is done.
-                prompt, sampling = await self._prompt(request, prompts, trace, may_reduce=True)
+                prompt, sampling = await self._prompt(
+                    request, prompts, trace, may_reduce=True, place=place
+                )
                 ready = await self._items.prepare(request_id, found, trace)
             else:
                 ready = await self._items.prepare(request_id, found, trace)
                 prompts = [item.prompt for item in ready]
-                prompt, sampling = await self._prompt(request, prompts, trace, may_reduce=True)
+                prompt, sampling = await self._prompt(
+                    request, prompts, trace, may_reduce=True, place=place
+                )
         items = [
             Item(part.modality, item.key, item.handle, placeholder)
             for part, item, placeholder in zip(
@@ -253,6 +315,10 @@ class Pipeline:
             )
         ]
         engine_request = EngineRequest(request_id, prompt.token_ids, items, sampling, request.share)
+        if place is not None:
+            engine_request = msgspec.structs.replace(
+                engine_request, session_id=place.session_id, start=place.start
+            )
         digests = tuple(item.digest for item in found.in_order)
         return engine_request, PromptInfo(digests, len(prompt.token_ids))
 
@@ -262,6 +328,7 @@ class Pipeline:
         engine_request: EngineRequest,
         release: Callable[[], None],
         trace: Trace,
+        submit: Callable[[EngineRequest], AsyncGenerator[EngineEvent, None]],
     ) -> list[AsyncGenerator[Output, None]]:
         """Submit one engine request for each answer; all share the same items."""
         TOKENS.labels("prompt").inc(len(engine_request.token_ids))
@@ -278,6 +345,7 @@ class Pipeline:
                 self._writer(request, engine_request, index),
                 release,
                 trace,
+                submit,
             )
             for index in range(request.n)
         ]
@@ -287,7 +355,7 @@ class Pipeline:
     ) -> AnswerWriter:
         return AnswerWriter(
             index,
-            len(engine_request.token_ids),
+            engine_request.start + len(engine_request.token_ids),
             self._prompts.detokenizer(
                 skips_special=request.skips_special and request.tool_use is None
             ),
@@ -304,6 +372,7 @@ class Pipeline:
         writer: AnswerWriter,
         release: Callable[[], None],
         trace: Trace,
+        submit: Callable[[EngineRequest], AsyncGenerator[EngineEvent, None]],
     ) -> AsyncGenerator[Output, None]:
         """Yield the outputs of one answer.
 
@@ -313,7 +382,7 @@ class Pipeline:
         start_ns, times = time.monotonic_ns(), counting.AnswerTimes(trace)
         is_accepted = False
         try:
-            async with aclosing(self.engine.submit(engine_request)) as events:
+            async with aclosing(submit(engine_request)) as events:
                 async for event in events:
                     if isinstance(event, Accepted) is is_accepted:
                         raise InternalError(_PROMISE)
@@ -347,6 +416,7 @@ class Pipeline:
         trace: Trace,
         *,
         may_reduce: bool,
+        place: SequencePlace | None = None,
     ) -> tuple[Prompt, Sampling]:
         """Return the prompt's tokens and the sampling.
 
@@ -374,10 +444,10 @@ class Pipeline:
             )
         num_parts = len(request.messages) + len(texts) + len(calls)
         if num_characters + _PART_CHARACTERS * num_parts < _LONG_TEXT:
-            prompt = self._build(request, written)
+            prompt = self._build(request, written, place)
         else:
-            prompt = await asyncio.to_thread(self._build, request, written)
-        num_tokens = len(prompt.token_ids)
+            prompt = await asyncio.to_thread(self._build, request, written, place)
+        num_tokens = len(prompt.token_ids) + (0 if place is None else place.start)
         trace.stage(start_ns, "tokenize", note=f"{num_tokens} tokens")
         room = limit - num_tokens
         max_tokens = room if request.max_tokens is None else request.max_tokens
@@ -393,8 +463,20 @@ class Pipeline:
         sampling = self._sampling.apply(request, max_tokens=max_tokens)
         return prompt, capabilities.within(info, sampling)
 
-    def _build(self, request: GenerateRequest, written: Sequence[ItemPrompt]) -> Prompt:
-        if request.prompt is None:
+    def _build(
+        self,
+        request: GenerateRequest,
+        written: Sequence[ItemPrompt],
+        place: SequencePlace | None,
+    ) -> Prompt:
+        if place is not None:
+            prompt = self._prompts.appended(
+                *(request.messages, written, request.template),
+                after=place.after,
+                is_open=place.is_open,
+                end_token=place.end_token,
+            )
+        elif request.prompt is None:
             prompt = self._prompts.build(
                 request.messages, written, request.template, tenant=request.tenant
             )

@@ -11,6 +11,7 @@ import json
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ from afferent.media.families.tokenizer import read_tokenizer
 from afferent.types import Modality, Placeholder, ToolForm
 
 _MAX_PIECES = 4096
+_ASKED, _ANSWERED = "Why?", "So."
+"""Messages before those whose tokens behind others are requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +149,99 @@ class PromptBuilder:
             )
         in_order = range(len(media))
         return Prompt(token_ids, [placeholders[i] for i in in_order], [spans[i] for i in in_order])
+
+    def appended(
+        self,
+        messages: Sequence[Message],
+        written: Sequence[ItemPrompt],
+        options: TemplateOptions,
+        *,
+        after: str,
+        is_open: bool,
+        end_token: int | None,
+    ) -> Prompt:
+        """Return the tokens of messages behind others; as `build` for the first messages.
+
+        Args:
+            after: Role of the last message before them; empty: there is none.
+            is_open: Whether that message is an answer as the model wrote it: the tokens behind its
+                text come first.
+            end_token: Token that ended that answer, which is not repeated.
+        """
+        if not after:
+            return self.build(messages, written, options)
+        asked = Message("user", (TextPart(_ASKED),))
+        before = [asked]
+        if after == "assistant":
+            before.append(Message("assistant", (TextPart(_ANSWERED),)))
+        elif after != "user":
+            before = [Message(after, (TextPart(_ASKED),))]
+        known = len(self._head(before, is_open, end_token))
+        prompt = self.build([*before, *messages], written, options)
+        return Prompt(
+            prompt.token_ids[known:],
+            [Placeholder(each.offset - known, each.length) for each in prompt.placeholders],
+            [Placeholder(each.offset - known, each.length) for each in prompt.spans],
+        )
+
+    def _head(self, before: Sequence[Message], is_open: bool, end_token: int | None) -> list[int]:
+        """Return the tokens of the messages before those of `appended`, up to the last token that
+        the sequence has: of an answer, the token that ended it, if the template writes that one.
+        """
+        whole = self.build(before, [], TemplateOptions(begins_answer=False)).token_ids
+        if not is_open:
+            return whole
+        begun = self.build(before[:-1], []).token_ids
+        head = [*begun, *_tokens_of(_ANSWERED, self._tokenizer)]
+        if end_token is not None and whole[len(head) : len(head) + 1] == [end_token]:
+            head.append(end_token)
+        return head
+
+    @cached_property
+    def can_append(self) -> bool:
+        """Whether the tokens of messages are the same behind any others, so that `appended` gives
+        them: not if the chat template counts pictures, or drops the text of earlier answers.
+        """
+        text = Message("user", (TextPart("What is it? "),))
+        answer = Message("assistant", (TextPart(_ANSWERED),))
+        system = Message("system", (TextPart("Be brief."),))
+        item: ItemPrompt = (2,)
+        kinds = [kind for kind in self._tokens if self.can_show(kind)]
+        shown = [Message("user", (MediaPart(kind, ""),)) for kind in kinds]
+        dialogues = [[text, text, answer, text], [text, answer, answer, text, text]]
+        dialogues += [[each, text, each, each, answer, each] for each in shown]
+        dialogues += [[system, *dialogue] for dialogue in dialogues]
+        try:
+            return all(
+                self._is_appended(dialogue, cut, item)
+                for dialogue in dialogues
+                for cut in range(1, len(dialogue))
+            )
+        except (InternalError, InvalidRequest):
+            return False
+
+    def _is_appended(self, messages: Sequence[Message], cut: int, item: ItemPrompt) -> bool:
+        def written(some: Sequence[Message]) -> list[ItemPrompt]:
+            return [item for message in some for _ in message.media]
+
+        first, rest, plain = messages[:cut], messages[cut:], TemplateOptions(begins_answer=False)
+        after = first[-1].role
+        before = self.build(first, written(first), plain).token_ids
+        if after == "assistant":  # up to the last token that the model writes itself
+            begun = self.build(first[:-1], written(first[:-1])).token_ids
+            before = [*begun, *_tokens_of(_ANSWERED, self._tokenizer)]
+        options = TemplateOptions()
+        more = self.appended(
+            *(rest, written(rest), options),
+            after=after,
+            is_open=after == "assistant",
+            end_token=None,
+        )
+        whole = self.build(messages, written(messages), options)
+        # No text of a message may join the tokens on both sides of the cut.
+        fixed = self._tokenizer.get_added_tokens_decoder()
+        is_fixed = before[-1] in fixed or more.token_ids[0] in fixed
+        return is_fixed and [*before, *more.token_ids] == whole.token_ids
 
     def tool_form(self, use: ToolUse) -> ToolForm:
         """Return the format of calls that the model's chat template has.

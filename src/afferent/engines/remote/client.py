@@ -101,6 +101,11 @@ class RemoteEngine:
             if not finished and channel.is_open:
                 channel.send(encode(m.Abort(request.request_id)))
 
+    def end_session(self, session_id: str) -> None:
+        """See `SessionEngine.end_session`."""
+        if self._channel is not None and self._channel.is_open:
+            self._channel.send(encode(m.EndSession(session_id)))
+
     async def stats(self) -> EngineStats | None:
         """See `Engine.stats`."""
         if self._channel is None or not self._channel.is_open:

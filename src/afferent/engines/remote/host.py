@@ -16,6 +16,7 @@ from afferent.engines.protocol import (
     EngineEvent,
     EngineRequest,
     Finished,
+    SessionEngine,
     Tokens,
     check_engine,
 )
@@ -35,7 +36,7 @@ class EngineHost:
     """Serves an engine to frontends, which come and go.
 
     Invariants:
-        - When a frontend disconnects, its requests are aborted.
+        - When a frontend disconnects, its requests are aborted, and its sessions end.
         - `announce` reaches all frontends that have sent a valid hello.
     """
 
@@ -68,6 +69,7 @@ class _Frontend:
         self.channel = wire.AsyncChannel(self._on_frame, self._on_close)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._answering: set[asyncio.Task[None]] = set()
+        self._sessions: set[str] = set()
 
     def send(self, message: m.ToFrontend) -> None:
         with contextlib.suppress(ConnectionClosed):
@@ -90,6 +92,10 @@ class _Frontend:
             case m.Abort(request_id=request_id):
                 if request_id in self._running:
                     self._running[request_id].cancel()
+            case m.EndSession(session_id=session_id):
+                if isinstance(self._engine, SessionEngine):
+                    self._sessions.discard(session_id)
+                    self._engine.end_session(session_id)
             case m.AskStats():
                 task = asyncio.create_task(self._tell_stats())
                 self._answering.add(task)
@@ -101,6 +107,8 @@ class _Frontend:
             raise FormatError("two requests have one id")
         task = asyncio.create_task(self._run(request))
         self._running[request_id] = task
+        if request.session_id:
+            self._sessions.add(request.session_id)
         task.add_done_callback(lambda _: self._end(request_id, task))
 
     def _end(self, request_id: str, task: asyncio.Task[None] | None) -> None:
@@ -132,6 +140,9 @@ class _Frontend:
         self._others.discard(self)
         for task in self._running.values():
             task.cancel()
+        if isinstance(self._engine, SessionEngine):
+            for session_id in self._sessions:
+                self._engine.end_session(session_id)
 
 
 def _message(request_id: str, event: EngineEvent) -> m.RequestEvent:

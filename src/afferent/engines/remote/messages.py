@@ -18,7 +18,7 @@ VERSION = 6
 The version's position in `FrontendHello` and in `Refused` never changes, so that processes of any
 two versions can name both.
 """
-SCHEMA = "6-af85d5d88a2756e22ffb11b3a94a559b"
+SCHEMA = "6-2bf92c1d1bb19c4016d100a88a4a5c15"
 """The version, and the digest of its messages (`tests.wire_schema`)."""
 
 
@@ -42,6 +42,10 @@ class Submit(_Message, tag="submit"):
 
 class Abort(_Message, tag="abort"):
     request_id: RequestId
+
+
+class EndSession(_Message, tag="end"):
+    session_id: RequestId
 
 
 class AskStats(_Message, tag="ask"):
@@ -94,7 +98,7 @@ class Stats(_Message, tag="stats"):
     stats: EngineStats | None
 
 
-FromFrontend = FrontendHello | Submit | Abort | AskStats
+FromFrontend = FrontendHello | Submit | Abort | EndSession | AskStats
 RequestEvent = RequestAccepted | RequestTokens | RequestFinished | RequestFailed
 ToFrontend = Health | Stats | Refused | RequestEvent
 

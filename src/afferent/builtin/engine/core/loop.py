@@ -27,11 +27,18 @@ from afferent.builtin.engine.core.ranks import Ranks
 from afferent.builtin.engine.core.step_budget import ALONE_S, STEP_S, StepBudget
 from afferent.engines.protocol import Chosen, EngineRequest, EngineStats
 from afferent.engines.remote import messages as remote
-from afferent.errors import AfferentError, ConnectionClosed, FormatError, InternalError, WorkerDied
+from afferent.errors import (
+    AfferentError,
+    ConnectionClosed,
+    FormatError,
+    InternalError,
+    SessionLost,
+    WorkerDied,
+)
 from afferent.runtime import wire
 from afferent.schedule.scheduler import Scheduler
-from afferent.schedule.step import EncoderInput, Limits, Request, Reuse, Step
-from afferent.types import Failure, Sampling, Span, encode, span_since
+from afferent.schedule.step import EncoderInput, FinishReason, Limits, Request, Reuse, Step
+from afferent.types import Failure, Item, Sampling, Span, encode, span_since
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +53,10 @@ class _Running:
     request: EngineRequest
     frontend: wire.AsyncChannel
     submitted_ns: int
+    sequence_id: str
+    """The request's own id; of a session, that of the request that began its sequence."""
+    first_item: int = 0
+    """Ordinal of its first item in the sequence."""
     grids: list[Grids] = field(default_factory=list)
     answer: list[int] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
@@ -58,17 +69,48 @@ class _Running:
     num_let_go: int = 0
     """Number of items that are unpinned, from the first on."""
 
+    def item(self, ordinal: int) -> Item:
+        """Return an item by its ordinal in the sequence."""
+        return self.request.items[ordinal - self.first_item]
+
+    def begun_items(self) -> list[m.BegunItem]:
+        return [
+            m.BegunItem(item.modality, item.key, item.placeholder, grids)
+            for item, grids in zip(self.request.items, self.grids, strict=True)
+        ]
+
     def reply(self, event: remote.RequestEvent) -> None:
         """Send an event to the frontend, if it is still connected."""
         with contextlib.suppress(ConnectionClosed):
             self.frontend.send(encode(event))
 
 
+@dataclass(slots=True, eq=False)
+class _Session:
+    """Sequence that stays between the requests of a session.
+
+    Attributes:
+        sequence_id: A new one each time that the session begins: a step that runs is never about
+            another sequence of the same name.
+        num_tokens: Tokens that it has; those of a request that runs are added at its end.
+        num_items: Items that it has had.
+    """
+
+    sequence_id: str
+    frontend: wire.AsyncChannel
+    num_tokens: int = 0
+    num_items: int = 0
+    is_idle: bool = False
+
+
 class EngineLoop:
     """Runs requests: they come by `submit` and go by `abort`; `run` does the steps.
 
     Invariants:
-        - A request is in ``_requests`` from `submit` until it finishes, fails, or is aborted.
+        - A request is in ``_requests`` from `submit` until it finishes, fails, or is aborted, under
+          the id of its sequence.
+        - A session is in ``_sessions``, in the order of last use, exactly if its sequence is in the
+          scheduler, or is about to be.
         - A request that leaves ``_requests`` is unpinned.
         - One step runs at a time; all workers get the same `Work`.
         - The frontend gets exactly one of `RequestFinished` and `RequestFailed`, unless it aborts.
@@ -86,6 +128,8 @@ class EngineLoop:
         self._limit_decodes = limits.most_decodes
         self._requests: dict[str, _Running] = {}
         self._finished: list[str] = []
+        self._sessions: dict[str, _Session] = {}
+        self._sequence_of: dict[str, str] = {}  # of requests that extend a session
         self._numbers = itertools.count(1)
         self._stirred = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -98,31 +142,50 @@ class EngineLoop:
         Raises:
             FormatError: Its id is in use.
         """
-        if request.request_id in self._requests:
+        if request.request_id in self._requests or request.request_id in self._sequence_of:
             raise FormatError("a request id is used twice")
         sampling = _with_seed(request.sampling)
         request = msgspec.structs.replace(request, sampling=sampling)
-        run = _Running(request, frontend, time.monotonic_ns())
-        self._requests[request.request_id] = run
+        run = _Running(request, frontend, time.monotonic_ns(), request.request_id)
+        if request.session_id:
+            try:
+                self._enter_session(run)
+            except SessionLost as error:
+                failure = Failure(error.code, error.message)
+                run.reply(remote.RequestFailed(request.request_id, failure))
+                return
+        self._requests[run.sequence_id] = run
         self._spawn(self._accept(run))
+
+    def end_session(self, session_id: str) -> None:
+        """Release the sequence of a session; ignore unknown ones."""
+        session = self._sessions.get(session_id)
+        if session is not None:
+            self.abort(session.sequence_id)
 
     def abort(self, request_id: str) -> None:
         """Drop a request that no frontend waits for; ignore unknown ones."""
-        self._scheduler.abort(request_id)
-        run = self._requests.pop(request_id, None)
+        sequence_id = self._sequence_of.pop(request_id, request_id)
+        self._scheduler.abort(sequence_id)
+        run = self._requests.pop(sequence_id, None)
         if run is not None:
+            self._sequence_of.pop(run.request.request_id, None)
             self._let_go(run)
+        self._leave_session(sequence_id)
         self._stirred.set()
 
     def abort_all(self, frontend: wire.AsyncChannel) -> None:
         """Abort all requests of a lost frontend."""
         for request_id in [r for r, run in self._requests.items() if run.frontend is frontend]:
             self.abort(request_id)
+        for session_id in [s for s, each in self._sessions.items() if each.frontend is frontend]:
+            self.end_session(session_id)
 
     def fail_all(self, error: AfferentError) -> None:
         """Fail all requests: the workers are lost."""
         for request_id in list(self._requests):
             self._fail(request_id, error)
+        self._sessions.clear()
         self._scheduler.clear()
 
     def update_stats(self) -> None:
@@ -163,16 +226,16 @@ class EngineLoop:
                 await self._pins.fetch(request, weights=rows_of, row_nbytes=row_nbytes)
                 run.grids = await self._pins.hold(request)
                 run.is_pinned = True
-            if self._requests.get(request.request_id) is not run:  # aborted meanwhile
+            if self._requests.get(run.sequence_id) is not run:  # aborted meanwhile
                 self._let_go(run)
                 return
-            self._scheduler.add(self._as_scheduled(request))
+            self._schedule(run)
         except AfferentError as error:
-            self._fail(request.request_id, error)
+            self._fail(run.sequence_id, error)
             return
         except Exception:
             log.exception("a request could not be accepted")
-            self._fail(request.request_id, InternalError("unexpected"))
+            self._fail(run.sequence_id, InternalError("unexpected"))
             return
         count = len(request.items)
         note = f"{count} pin{'s' if count > 1 else ''}" if count else ""
@@ -180,31 +243,96 @@ class EngineLoop:
         run.reply(remote.RequestAccepted(request.request_id))
         self._stirred.set()
 
-    def _as_scheduled(self, request: EngineRequest) -> Request:
-        row_nbytes = self._info.embed_nbytes
-        return Request(
-            id=request.request_id,
-            num_tokens=len(request.token_ids),
-            max_tokens=request.sampling.max_tokens,
-            items=[
-                EncoderInput(item.key, item.placeholder, item.placeholder.length * row_nbytes)
-                for item in request.items
-            ],
-            share=request.share,
-            answer_of=request.answer_of,
-            num_answers=request.num_answers,
-            cross_attention=self._info.cross_attention,
-            token_ids=() if self._info.cross_attention else request.token_ids,
+    def _schedule(self, run: _Running) -> None:
+        request, row_nbytes = run.request, self._info.embed_nbytes
+        items = [
+            EncoderInput(item.key, item.placeholder, item.placeholder.length * row_nbytes)
+            for item in request.items
+        ]
+        is_alone = bool(request.session_id) or self._info.cross_attention
+        num_tokens = len(request.token_ids)
+        max_tokens = request.sampling.max_tokens if request.has_answer else 0
+        if request.start:
+            self._scheduler.append(
+                run.sequence_id, num_tokens=num_tokens, max_tokens=max_tokens, items=items
+            )
+            return
+        self._scheduler.add(
+            Request(
+                id=run.sequence_id,
+                num_tokens=num_tokens,
+                max_tokens=max_tokens,
+                items=items,
+                session_tokens=self._info.max_model_len if request.session_id else 0,
+                share=request.share,
+                answer_of=request.answer_of,
+                num_answers=request.num_answers,
+                cross_attention=self._info.cross_attention,
+                token_ids=() if is_alone else request.token_ids,
+            )
         )
+
+    # Sessions
+
+    def _enter_session(self, run: _Running) -> None:
+        """Begin a session, or extend it.
+
+        Raises:
+            SessionLost: It has not as many tokens as the request expects, or is in use.
+        """
+        request = run.request
+        session_id, session = request.session_id, self._sessions.get(request.session_id)
+        if not request.start:
+            self.end_session(session_id)
+            session = _Session(run.sequence_id, run.frontend)
+        elif session is None or not session.is_idle or session.num_tokens != request.start:
+            raise SessionLost("the engine has not kept this session; begin it again")
+        else:
+            run.sequence_id, run.first_item = session.sequence_id, session.num_items
+            self._sequence_of[request.request_id] = session.sequence_id
+        session.is_idle = False
+        session.num_items += len(request.items)
+        self._sessions.pop(session_id, None)
+        self._sessions[session_id] = session  # the most recently used
+
+    def _rest_session(self, run: _Running) -> None:
+        """Note the end of a session's request."""
+        request = run.request
+        self._sequence_of.pop(request.request_id, None)
+        session = self._sessions.get(request.session_id)
+        if session is not None and session.sequence_id == run.sequence_id:
+            session.num_tokens = request.start + len(request.token_ids) + len(run.answer)
+            session.is_idle = True
+
+    def _leave_session(self, sequence_id: str) -> None:
+        """Forget the session of a sequence that has ended."""
+        for session_id, session in self._sessions.items():
+            if session.sequence_id == sequence_id:
+                del self._sessions[session_id]
+                return
+
+    def _end_idle_session(self) -> bool:
+        """End the session that was not used for the longest time; return whether there was one."""
+        for session_id, session in self._sessions.items():
+            if session.is_idle:
+                self.end_session(session_id)
+                return True
+        return False
 
     # Steps
 
     def _next_step(self) -> Step:
-        is_alone = self._scheduler.num_running + self._scheduler.num_waiting <= 1
-        return self._scheduler.next_step(
-            num_embeds=self._row_budget.num_within(ALONE_S if is_alone else STEP_S),
-            num_decodes=self._most_decodes,
-        )
+        scheduler = self._scheduler
+        is_alone = scheduler.num_running + scheduler.num_waiting <= 1
+        while True:
+            step = scheduler.next_step(
+                num_embeds=self._row_budget.num_within(ALONE_S if is_alone else STEP_S),
+                num_decodes=self._most_decodes,
+            )
+            # The memory of idle sessions is for the requests that wait.
+            has_freed = scheduler.is_held_up and self._end_idle_session()
+            if not (has_freed and step.is_empty):
+                return step
 
     @property
     def _most_decodes(self) -> int:
@@ -216,22 +344,28 @@ class EngineLoop:
         drop, evict = step.drop, step.evict
         begin = [self._begin(chunk.sequence_id) for chunk in step.prefill if chunk.start == 0]
         begin += [self._begin(reuse.sequence_id, reuse) for reuse in step.reuse]
-        if step.encode or (begin and self._ranks.may_differ):
-            failed = await self._prepare(step, begin)
+        extend = [
+            self._extend(placed.sequence_id)
+            for placed in step.placed
+            if placed.sequence_id in self._requests
+        ]
+        if step.encode or ((begin or extend) and self._ranks.may_differ):
+            failed = await self._prepare(step, begin, extend)
             # Some workers may have embeddings that others failed to compute.
-            drop, evict, begin = [], list(failed), []
+            drop, evict, begin, extend = [], list(failed), [], []
             for key, failure in failed.items():
                 self._fail_item(step, key, failure)
         self._let_go_of_encoded(step)
         prefill = [chunk for chunk in step.prefill if chunk.sequence_id in self._requests]
         decode = [sequence_id for sequence_id in step.decode if sequence_id in self._requests]
-        if not (drop or evict or begin or prefill or decode):
+        if not (drop or evict or begin or extend or prefill or decode):
             return
         work = m.Work(
             next(self._numbers),
             drop=drop,
             evict=evict,
             begin=begin,
+            extend=extend,
             prefill=prefill,
             decode=decode,
             finished=self._take_finished(),
@@ -248,11 +382,13 @@ class EngineLoop:
         finished, self._finished = self._finished, []
         return finished
 
-    async def _prepare(self, step: Step, begin: list[m.Begin]) -> dict[bytes, Failure]:
+    async def _prepare(
+        self, step: Step, begin: list[m.Begin], extend: list[m.Extend]
+    ) -> dict[bytes, Failure]:
         """Do the first half of a step; return the items that failed, by key."""
         lease = self._pins.new_lease() if step.encode else ""
         wanted = [
-            Wanted(each.sequence_id, self._requests[each.sequence_id].request.items[each.item])
+            Wanted(each.sequence_id, self._requests[each.sequence_id].item(each.item))
             for each in step.encode
         ]
         try:
@@ -268,6 +404,7 @@ class EngineLoop:
                 pinned_for=held.pinned_for,
                 encode=held.items,
                 begin=begin,
+                extend=extend,
             )
             start_s = time.monotonic()
             answers = await self._ranks.do(work)
@@ -290,20 +427,25 @@ class EngineLoop:
             self._stats.num_cached_tokens += reuse.num_tokens
             run.num_cached = 0 if run.has_begun else reuse.num_tokens
         run.has_begun = True
-        items = [
-            m.BegunItem(item.modality, item.key, item.placeholder, grids)
-            for item, grids in zip(run.request.items, run.grids, strict=True)
-        ]
         token_ids = run.request.token_ids + run.answer
         return m.Begin(
             sequence_id,
             token_ids,
-            items,
+            run.begun_items(),
             run.request.sampling,
             len(run.answer),
             run.form_nbytes,
+            run.request.has_answer,
             reuse,
         )
+
+    def _extend(self, sequence_id: str) -> m.Extend:
+        run = self._requests[sequence_id]
+        request, items = run.request, run.begun_items()
+        run.num_cached = request.start
+        self._stats.num_cached_tokens += request.start
+        given = (sequence_id, request.token_ids, items, request.sampling)
+        return m.Extend(*given, run.form_nbytes, request.has_answer)
 
     def _take(self, work: m.Work, answers: list[m.WorkDone]) -> None:
         """Process the chosen tokens; all workers have chosen the same ones."""
@@ -319,6 +461,10 @@ class EngineLoop:
                 self._fail(sequence_id, InternalError("the engine chose no token"))
             else:
                 self._on_token(run, choice)
+        for chunk in work.prefill:
+            run = self._requests.get(chunk.sequence_id)
+            if run is not None and not run.request.has_answer:
+                self._on_heard(run, chunk.start + chunk.num_tokens)
 
     def _count(self, answers: list[m.WorkDone]) -> None:
         counts = [answer.num_encoded for answer in answers]
@@ -331,7 +477,7 @@ class EngineLoop:
     def _on_token(self, run: _Running, choice: Chosen) -> None:
         request, token = run.request, choice.token_id
         is_eos = self._ends(token, request.sampling)
-        reason = self._scheduler.record(request.request_id, is_eos=is_eos, token_id=token)
+        reason = self._scheduler.record(run.sequence_id, is_eos=is_eos, token_id=token)
         if not run.answer:
             run.decode_start_ns = time.monotonic_ns()
         run.answer.append(token)
@@ -346,14 +492,26 @@ class EngineLoop:
             note = f"{len(run.answer) - 1} more tokens"
             span = span_since(run.decode_start_ns, "worker", "decode_tokens", note=note)
             run.spans.append(msgspec.structs.replace(span, pid=self._ranks.pid))
-            last = token if is_eos else None
-            finished = remote.RequestFinished(
-                request.request_id, reason.value, run.spans, last, num_cached
-            )
-            run.reply(finished)
-            self._finished.append(request.request_id)
-            del self._requests[request.request_id]
-            self._let_go(run)
+            self._finish(run, reason, token if is_eos else None, num_cached)
+
+    def _on_heard(self, run: _Running, num_computed: int) -> None:
+        """Finish a request without an answer when its prompt is computed."""
+        if num_computed == run.request.start + len(run.request.token_ids):
+            self._finish(run, FinishReason.STOP, None, run.num_cached)
+
+    def _finish(
+        self, run: _Running, reason: FinishReason, last: int | None, num_cached: int
+    ) -> None:
+        request = run.request
+        self._finished.append(run.sequence_id)
+        del self._requests[run.sequence_id]
+        self._let_go(run)
+        if request.session_id:
+            self._rest_session(run)
+        finished = remote.RequestFinished(
+            request.request_id, reason.value, run.spans, last, num_cached
+        )
+        run.reply(finished)
 
     def _ends(self, token: int, sampling: Sampling) -> bool:
         """Whether this token is the end of an answer."""
@@ -374,14 +532,16 @@ class EngineLoop:
         for sequence_id in lost:
             self._fail(sequence_id, failure)
 
-    def _fail(self, request_id: str, error: AfferentError | Failure) -> None:
-        self._scheduler.abort(request_id)
-        run = self._requests.pop(request_id, None)
+    def _fail(self, sequence_id: str, error: AfferentError | Failure) -> None:
+        self._scheduler.abort(sequence_id)
+        self._leave_session(sequence_id)
+        run = self._requests.pop(sequence_id, None)
         if run is None:
             return
         if isinstance(error, AfferentError):
             error = Failure(error.code, error.message)
-        run.reply(remote.RequestFailed(request_id, error))
+        self._sequence_of.pop(run.request.request_id, None)
+        run.reply(remote.RequestFailed(run.request.request_id, error))
         self._let_go(run)
 
     def _fail_sequences(self, answers: list[m.WorkDone]) -> None:
@@ -396,12 +556,13 @@ class EngineLoop:
             # A preempted sequence has no items any more.
             if run is None or not self._scheduler.is_running(sequence_id):
                 continue
-            items, number = run.request.items, self._scheduler.num_items_acquired(sequence_id)
+            items = run.request.items
+            number = self._scheduler.num_items_acquired(sequence_id) - run.first_item
             if number == len(items):
                 self._let_go(run)
             elif run.is_pinned and number > run.num_let_go:
                 encoded = [item.handle for item in items[run.num_let_go : number]]
-                self._pins.let_go_of(sequence_id, encoded)
+                self._pins.let_go_of(run.request.request_id, encoded)
                 run.num_let_go = number
 
     def _let_go(self, run: _Running) -> None:

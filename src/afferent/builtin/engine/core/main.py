@@ -123,6 +123,10 @@ class EngineCore:
         if self._loop is not None:
             self._loop.abort(request_id)
 
+    def on_end_session(self, session_id: str) -> None:
+        if self._loop is not None:
+            self._loop.end_session(session_id)
+
     def on_ask_stats(self, channel: wire.AsyncChannel) -> None:
         if self._loop is not None:
             self._loop.update_stats()
@@ -186,6 +190,8 @@ class _Connection:
                 self._core.on_submit(self._channel, request)
             case remote.Abort(request_id=request_id):
                 self._core.on_abort(request_id)
+            case remote.EndSession(session_id=session_id):
+                self._core.on_end_session(session_id)
             case remote.AskStats():
                 self._core.on_ask_stats(self._channel)
             case _:

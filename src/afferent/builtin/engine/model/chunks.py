@@ -24,6 +24,7 @@ class RunningSequence:
     sampling: Sampling
     state: Any
     rules: LogitRules | None = None
+    has_answer: bool = True
     num_computed: int = 0
 
     def choose(self, token_id: int) -> None:
@@ -70,6 +71,25 @@ class Decoder(Protocol):
 
         Raises:
             InternalError: The model's positions can't be reused.
+        """
+
+    @property
+    def can_extend(self) -> bool:
+        """Whether a sequence takes further input."""
+
+    def extend(
+        self, state: Any, num_tokens: int, token_ids: Sequence[int], items: Sequence[PlacedItem]
+    ) -> None:
+        """Append input to the state of a sequence; nothing is computed.
+
+        Args:
+            num_tokens: Number of tokens that the sequence has.
+            token_ids: The input.
+            items: Their placeholders count from the input's first token.
+
+        Raises:
+            InvalidPlaceholders: Items overlap, or are not in prompt order.
+            InternalError: An item does not fit the input, or no sequence takes any.
         """
 
     def check(self, chunk: SequenceChunk, embeddings: Mapping[bytes, Embeddings]) -> None:

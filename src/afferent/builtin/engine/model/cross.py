@@ -53,6 +53,15 @@ class CrossDecoder:
         """See `Decoder.reuse`."""
         raise InternalError("positions beside an item are not reused")
 
+    @property
+    def can_extend(self) -> bool:
+        """See `Decoder.can_extend`."""
+        return False
+
+    def extend(self, *_: object) -> None:
+        """See `Decoder.extend`."""
+        raise InternalError("an encoder-decoder model takes no further input")
+
     def check(self, chunk: SequenceChunk, embeddings: Mapping[bytes, Embeddings]) -> None:
         """See `Decoder.check`."""
         state = chunk.sequence.state

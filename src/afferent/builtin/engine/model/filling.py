@@ -51,6 +51,16 @@ class Filling:
         self.items = [_filled(family, token_ids, item) for item in items]
         self._index = WindowIndex((each.item.placeholder, each) for each in self.items)
 
+    def extend(self, new: Filling, base: int) -> None:
+        """Append the items of further input, which begins at ``base``. O(these items).
+
+        Raises:
+            InvalidPlaceholders: ``base`` is before the end of an item.
+        """
+        moved = [FilledItem(each.item, each.targets + base) for each in new.items]
+        self._index.extend([(each.item.placeholder, each) for each in moved], base=base)
+        self.items += moved
+
     def between(self, start: int, end: int) -> Iterator[Rows]:
         """Yield the rows for the positions ``[start, end)``, in order."""
         for ordinal in self._index.in_window(start, end):

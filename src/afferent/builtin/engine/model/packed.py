@@ -29,7 +29,7 @@ _LAYERS = frozenset({"full_attention", "sliding_attention"})
 _ROOM_FOR_ANSWER = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _State:
     """State of a sequence. ``blocks`` as in `Segment`, up to the end of the last item."""
 
@@ -78,6 +78,19 @@ class PackedDecoder:
     def reuse(self, state: _State, source: _State, *, num_tokens: int, is_move: bool) -> None:
         """See `Decoder.reuse`."""
         state.kv_cache.begin_with(source.kv_cache, num_tokens, is_move=is_move)
+
+    @property
+    def can_extend(self) -> bool:
+        """See `Decoder.can_extend`."""
+        return self.can_split_items
+
+    def extend(
+        self, state: _State, num_tokens: int, token_ids: Sequence[int], items: Sequence[PlacedItem]
+    ) -> None:
+        """See `Decoder.extend`."""
+        new = Filling(self._family, token_ids, items)
+        state.positions = state.positions.extended(self._model, num_tokens, token_ids, new.items)
+        state.filling.extend(new, num_tokens)
 
     def check(self, chunk: SequenceChunk, embeddings: Mapping[bytes, Embeddings]) -> None:
         """See `Decoder.check`."""

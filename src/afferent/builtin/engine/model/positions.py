@@ -44,6 +44,23 @@ class Positions:
         following = torch.arange(first, end).add_(self.shift).expand(self.num_axes, -1)
         return torch.cat((known, following), dim=1) if first > start else following
 
+    def extended(
+        self, model: Any, num_tokens: int, token_ids: Sequence[int], items: Sequence[FilledItem]
+    ) -> Positions:
+        """Return the positions with those of further input.
+
+        Args:
+            num_tokens: Number of tokens before the input.
+            token_ids: The input.
+            items: Its items; their targets count from its first token.
+        """
+        new = positions_of(model, token_ids, items)
+        if not new.prompt.shape[1]:
+            return self  # text continues by itself
+        before = self.between(0, num_tokens)
+        prompt = torch.cat((before, new.prompt + (num_tokens + self.shift)), dim=1)
+        return Positions(prompt, int(prompt[:, -1].max()) + 1 - prompt.shape[1], self.num_axes)
+
 
 def positions_of(model: Any, token_ids: Sequence[int], items: Sequence[FilledItem]) -> Positions:
     """Return the positions of a new sequence.

@@ -121,6 +121,7 @@ class Runner:
         *,
         num_answered: int = 0,
         form_nbytes: int = 0,
+        has_answer: bool = True,
         reuse: Reuse | None = None,
     ) -> None:
         """Add a new sequence, or again one that was dropped; nothing is computed.
@@ -132,6 +133,7 @@ class Runner:
             sampling: Parameters for the choice of tokens; the caller draws the seed.
             num_answered: Number of ``token_ids`` that were chosen.
             form_nbytes: Memory that the format of its answer takes, if it has one.
+            has_answer: Whether a token is chosen behind the prompt.
             reuse: The sequence whose KV cache it begins with; the tokens and items are the same.
 
         Raises:
@@ -164,8 +166,49 @@ class Runner:
                 max_tokens=0 if sampling.ignore_eos else sampling.max_tokens,
             )
         self._sequences[sequence_id] = RunningSequence(
-            sequence_id, list(token_ids), sampling, state, rules, num_computed
+            sequence_id, list(token_ids), sampling, state, rules, has_answer, num_computed
         )
+
+    def extend(
+        self,
+        sequence_id: str,
+        token_ids: list[int],
+        items: Sequence[PlacedItem],
+        sampling: Sampling,
+        *,
+        form_nbytes: int = 0,
+        has_answer: bool = True,
+    ) -> None:
+        """Append input to a sequence, behind its answer; nothing is computed. O(the input).
+
+        Args:
+            items: Their placeholders count from the input's first token.
+            sampling: Parameters of the answer to it.
+            form_nbytes: As in `begin`, and so is ``has_answer``.
+
+        Raises:
+            InvalidPlaceholders: Items overlap, or are not in prompt order.
+            InvalidForm: The request has two response formats.
+            InternalError: There is no such sequence, or an item does not fit the input.
+        """
+        sequence = self._sequence(sequence_id)
+        self._decoder.extend(sequence.state, len(sequence.token_ids), token_ids, items)
+        sequence.token_ids += token_ids
+        sequence.sampling, sequence.has_answer = sampling, has_answer
+        sequence.rules = LogitRules.of(
+            sampling, sequence.token_ids, num_answered=0, eos_token_ids=self.info.eos_token_ids
+        )
+        form = form_of(sampling)
+        if self._guide is not None:
+            self._guide.drop(sequence_id)
+            if form is not None:
+                self._guide.begin(
+                    sequence_id,
+                    form,
+                    nbytes=form_nbytes,
+                    answered=[],
+                    max_tokens=0 if sampling.ignore_eos else sampling.max_tokens,
+                )
 
     @torch.inference_mode()
     def run(
@@ -254,7 +297,9 @@ class Runner:
         end = chunk.start + chunk.num_tokens
         if chunk.start != sequence.num_computed:
             raise InternalError("a step does not go on where its sequence is")
-        if chunk.samples != (end == len(sequence.token_ids)) or chunk.num_tokens < 1:
+        length = len(sequence.token_ids)
+        samples = end == length and sequence.has_answer
+        if chunk.num_tokens < 1 or end > length or chunk.samples != samples:
             raise InternalError("a step does not end where its sequence does")
         return SequenceChunk(sequence, chunk.start, end, chunk.samples)
 
@@ -283,6 +328,7 @@ class Runner:
             kv_token_nbytes=self._kv_token_nbytes(),
             supported=get_args(SamplingExtra),
             vocab_size=0 if head is None else int(head.weight.shape[0]),
+            has_sessions=self._decoder.can_extend,
         )
 
     def _kv_token_nbytes(self) -> int:

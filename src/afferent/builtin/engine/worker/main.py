@@ -96,13 +96,15 @@ class EngineWorker:
         failed: dict[str, Failure] = {}
         for begin in work.begin:
             self._begin(begin, failed)
+        for more in work.extend:
+            self._begin(more, failed)
         done.chosen = self._compute(work, failed, done.spans)
         for sequence_id in failed:
             self._runner.drop(sequence_id)
         done.failed_sequences = list(failed.items())
         return done
 
-    def _begin(self, begin: m.Begin, failed: dict[str, Failure]) -> None:
+    def _begin(self, begin: m.Begin | m.Extend, failed: dict[str, Failure]) -> None:
         from afferent.builtin.engine.model.embeddings import PlacedItem
 
         try:
@@ -110,13 +112,16 @@ class EngineWorker:
                 PlacedItem(item.modality, item.placeholder, item.key, as_arrays(item.grids))
                 for item in begin.items
             ]
+            given = (begin.sequence_id, begin.token_ids, items, begin.sampling)
+            form_nbytes, has_answer = begin.form_nbytes, begin.has_answer
+            if isinstance(begin, m.Extend):
+                self._runner.extend(*given, form_nbytes=form_nbytes, has_answer=has_answer)
+                return
             self._runner.begin(
-                begin.sequence_id,
-                begin.token_ids,
-                items,
-                begin.sampling,
+                *given,
                 num_answered=begin.num_answered,
-                form_nbytes=begin.form_nbytes,
+                form_nbytes=form_nbytes,
+                has_answer=has_answer,
                 reuse=begin.reuse,
             )
         except AfferentError as error:

@@ -1,0 +1,237 @@
+"""Sequence of a live session in the engine: items extend it as they arrive.
+
+So an answer computes only the items that came since the last ones were computed. The engine may
+lose the sequence, and a removal of items invalidates it. Then it is begun again, from the items
+that the session has.
+
+A sequence can be extended if the model's chat template writes each message by itself: then the
+tokens of new messages are the same behind any others. `PromptBuilder.appended` finds that out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+
+from msgspec import structs
+
+from afferent.admission.shares import Share
+from afferent.builtin.pipeline.live_session import LiveItem, LiveSession
+from afferent.builtin.pipeline.pipeline import Pipeline, SequencePlace
+from afferent.builtin.pipeline.request import (
+    GenerateRequest,
+    Message,
+    Output,
+    TemplateOptions,
+    TextPart,
+)
+from afferent.engines.protocol import (
+    EngineEvent,
+    EngineRequest,
+    Finished,
+    SessionEngine,
+    Tokens,
+)
+from afferent.errors import SessionLost
+from afferent.proxy.request_scope import RequestScope
+from afferent.types import Modality
+
+_ATTEMPTS = 3
+"""Attempts of an answer, each with a new sequence if the engine has lost the one before."""
+
+
+class LiveSequence:
+    """The engine's sequence of one session.
+
+    Invariants:
+        - ``_ids`` are the session's first items, in order, unless the sequence is stale.
+        - One request of the sequence runs at a time.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        engine: SessionEngine,
+        session: LiveSession,
+        session_id: str,
+        *,
+        most_items: Callable[[Modality], int],
+    ) -> None:
+        """Create it; nothing is sent to the engine.
+
+        Args:
+            most_items: Returns the most items of a modality in one request.
+        """
+        self._pipeline, self._engine = pipeline, engine
+        self._session, self._id, self._most_items = session, session_id, most_items
+        self._lock = asyncio.Lock()
+        self._ids: set[str] = set()
+        self._instructions = ""
+        self._role = ""  # of the last message
+        self._is_open = False  # the last message is an answer, without what the template adds
+        self._end_token: int | None = None  # that ended it
+        self._is_stale = False
+        self._num_parts = 0
+        self.num_tokens = 0
+        self.num_cached = 0
+        """Tokens before the input of the last answer: it computed no more than the others."""
+
+    def removed(self, ids: Sequence[str]) -> None:
+        """Note that items were removed."""
+        self._is_stale |= not self._ids.isdisjoint(ids)
+
+    def inserted(self) -> None:
+        """Note that an item was added before the last one."""
+        self._is_stale = True
+
+    def close(self) -> None:
+        """End the sequence in the engine."""
+        self._engine.end_session(self._id)
+
+    async def feed(self, own: RequestScope, share: Share, instructions: str) -> None:
+        """Compute the items that are not in the sequence yet.
+
+        Raises:
+            Unavailable: Try again.
+        """
+        async with self._lock:
+            self._prepare(instructions)
+            try:
+                for batch in self._take_new(None):
+                    await self._hear(own, share, batch)
+            except BaseException:
+                self._is_stale = True
+                raise
+
+    async def answer(
+        self, request: GenerateRequest, own: RequestScope, answer_id: str, instructions: str
+    ) -> AsyncGenerator[Output, None]:
+        """Yield the outputs of an answer to the items before it; see `Pipeline.run`.
+
+        Args:
+            request: The request without messages.
+            answer_id: Id of the answer among the session's items.
+        """
+        async with self._lock:
+            is_complete = False
+            try:
+                for left in reversed(range(_ATTEMPTS)):
+                    self._prepare(instructions)
+                    try:
+                        async with aclosing(self._try(request, own, answer_id)) as outputs:
+                            async for output in outputs:
+                                yield output
+                        break
+                    except SessionLost:  # it raises before any output
+                        self._is_stale = True
+                        if not left:
+                            raise
+                is_complete = True
+            finally:
+                if is_complete:
+                    self._ids.add(answer_id)
+                    self._role, self._is_open = "assistant", True
+                else:
+                    self._is_stale = True
+
+    async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        """Submit a request of the sequence, and count its tokens."""
+        num_tokens, end_token = request.start + len(request.token_ids), None
+        async with aclosing(self._engine.submit(request)) as events:
+            async for event in events:
+                match event:
+                    case Tokens(token_ids):
+                        num_tokens += len(token_ids)
+                    case Finished(token_id=token_id):
+                        end_token = token_id
+                        num_tokens += token_id is not None
+                        self.num_tokens, self._end_token = num_tokens, end_token
+                yield event
+
+    # Inner steps
+
+    def _prepare(self, instructions: str) -> None:
+        """Begin again if the sequence can't be extended."""
+        if self._is_stale or instructions != self._instructions:
+            if self.num_tokens:
+                self._engine.end_session(self._id)
+            self._ids.clear()
+            self._role, self._is_open, self._end_token = "", False, None
+            self.num_tokens = 0
+            self._instructions, self._is_stale = instructions, False
+
+    async def _try(
+        self, request: GenerateRequest, own: RequestScope, answer_id: str
+    ) -> AsyncGenerator[Output, None]:
+        *batches, last = self._take_new(answer_id) or [[]]
+        for batch in batches:
+            await self._hear(own, request.share, batch)
+        messages = self._messages(last)
+        asked = structs.replace(request, messages=tuple(messages))
+        self.num_cached = self.num_tokens
+        async with aclosing(self._pipeline.run(asked, own, self._place)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def _hear(self, own: RequestScope, share: Share, batch: Sequence[LiveItem]) -> None:
+        messages, self._num_parts = self._messages(batch), self._num_parts + 1
+        request = GenerateRequest(
+            request_id=f"{own.id}-{self._num_parts}",
+            messages=tuple(messages),
+            share=share,
+            template=TemplateOptions(begins_answer=False),
+            max_tokens=1,
+        )
+        await self._pipeline.hear(request, own, self._place)
+        self._role, self._is_open = messages[-1].role, False
+
+    @property
+    def _place(self) -> SequencePlace:
+        return SequencePlace(
+            session_id=self._id,
+            start=self.num_tokens,
+            after=self._role,
+            is_open=self._is_open,
+            end_token=self._end_token,
+            submit=self.submit,
+        )
+
+    def _messages(self, batch: Sequence[LiveItem]) -> list[Message]:
+        messages = [item.turn.message for item in batch]
+        if not self.num_tokens and self._instructions:
+            messages.insert(0, Message("system", (TextPart(self._instructions),)))
+        return messages
+
+    def _new_items(self, answer_id: str | None) -> list[LiveItem]:
+        """Return the items behind those of the sequence, up to an answer. O(these items)."""
+        found: list[LiveItem] = []
+        for item in self._session.newest():
+            if item.id in self._ids:
+                break
+            found.append(item)
+            if item.id == answer_id or (answer_id is None and item.status == "in_progress"):
+                found.clear()
+        found.reverse()
+        return found
+
+    def _take_new(self, answer_id: str | None) -> list[list[LiveItem]]:
+        """Return the new items in batches; from now on, the removal of one is noted."""
+        items = self._new_items(answer_id)
+        self._ids.update(item.id for item in items)
+        return self._batches(items)
+
+    def _batches(self, items: Sequence[LiveItem]) -> list[list[LiveItem]]:
+        """Divide items among requests, within the limits of one."""
+        batches: list[list[LiveItem]] = []
+        counts: Counter[Modality] = Counter()
+        for item in items:
+            more = Counter(part.modality for part in item.turn.message.media)
+            is_full = any(counts[kind] + more[kind] > self._most_items(kind) for kind in more)
+            if is_full or not batches:
+                batches.append([])
+                counts.clear()
+            batches[-1].append(item)
+            counts += more
+        return batches

@@ -1,0 +1,203 @@
+"""Sequences of live sessions: an engine gets each item once, as in one prompt of all items."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from afferent.builtin.pipeline.live_log import LiveLog
+from afferent.builtin.pipeline.prompt import PromptBuilder
+from afferent.builtin.pipeline.request import Message, TemplateOptions, TextPart
+from afferent.engines.protocol import (
+    Accepted,
+    EngineEvent,
+    EngineInfo,
+    EngineRequest,
+    Finished,
+    Tokens,
+)
+from afferent.errors import SessionLost
+from afferent.media.workers.discover import family_of
+from afferent.store.client.async_store import AsyncDaemonStore
+from tests.builtin.frontends import SHAPES, preprocess_worker
+from tests.builtin.live import Live, connected, image_part, live_server, text_part
+from tests.images import encoded
+from tests.models import make_llava, make_one_token
+
+pytestmark = pytest.mark.timeout(120)
+
+PICTURES = [encoded(Image.new("RGB", (8, 8), (shade, 0, 0)), "PNG") for shade in (10, 90, 200)]
+SAID = "So. "
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("one-token")
+    make_one_token(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prompts(folder: Path) -> PromptBuilder:
+    return PromptBuilder(folder, family_of(folder))
+
+
+@pytest.fixture
+def address(store_address: str, folder: Path) -> Iterator[str]:
+    with preprocess_worker(store_address, family_of(folder)):
+        yield store_address
+
+
+class SessionEngine:
+    """Engine that stores the tokens of sessions, and answers with ``SAID`` and the end token."""
+
+    def __init__(self, prompts: PromptBuilder) -> None:
+        self.said = prompts.plain(SAID)
+        (self.end,) = prompts.plain("<|end|>")
+        self.info = EngineInfo(100_000, [self.end], has_sessions=True)
+        self.tokens: dict[str, list[int]] = {}
+        self.num_items: dict[str, int] = {}
+        self.requests: list[EngineRequest] = []
+        self.losses = iter(())
+
+    async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        assert request.session_id
+        await asyncio.sleep(0)
+        self.requests.append(request)
+        if request.start == 0:
+            self.tokens[request.session_id], self.num_items[request.session_id] = [], 0
+        tokens = self.tokens.get(request.session_id)
+        if tokens is None or (request.start and next(self.losses, False)):
+            self.tokens.pop(request.session_id, None)
+            raise SessionLost("gone")
+        assert request.start == len(tokens)
+        for item in request.items:
+            place = item.placeholder
+            ids = request.token_ids[place.offset : place.offset + place.length]
+            assert len(set(ids)) == 1
+        tokens += request.token_ids
+        self.num_items[request.session_id] += len(request.items)
+        yield Accepted()
+        if request.has_answer:
+            yield Tokens(list(self.said), [])
+            tokens += [*self.said, self.end]
+            yield Finished("stop", [], self.end)
+        else:
+            yield Finished("stop", [])
+
+    def end_session(self, session_id: str) -> None:
+        self.tokens.pop(session_id, None)
+
+    async def stats(self) -> None:
+        return None
+
+
+def test_templates_that_count_pictures_or_join_messages_are_not_appended(
+    tmp_path: Path, prompts: PromptBuilder
+) -> None:
+    make_llava(tmp_path)
+    assert prompts.can_append
+    assert not PromptBuilder(tmp_path, family_of(tmp_path)).can_append
+    assert not PromptBuilder(SHAPES, family_of(SHAPES)).can_append
+
+
+def test_answer_computes_only_what_is_new(
+    address: str, folder: Path, prompts: PromptBuilder
+) -> None:
+    """300 frames: each answer's input is as long as the first one's."""
+    engine = SessionEngine(prompts)
+
+    async def main() -> None:
+        async with (
+            live_server(address, engine=engine, folder=folder) as url,
+            connected(url) as live,
+        ):
+            new = []
+            for number in range(300):
+                await live.add(image_part(PICTURES[number % 3]))
+                if number % 50 == 49:
+                    await live.add(text_part("and now?"))
+                    usage = (await live.answer()).usage
+                    new.append(usage.input_tokens - usage.input_token_details.cached_tokens)
+            assert engine.num_items[live.session_id] == 300
+            assert max(new) <= 60, new  # of at most the last items, and the question
+            sent = sum(len(request.token_ids) for request in engine.requests)
+            assert sent < usage.input_tokens + 10
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_generated_events_give_the_tokens_of_the_whole_conversation(
+    address: str, folder: Path, prompts: PromptBuilder, seed: int
+) -> None:
+    print(f"seed {seed}")
+    rng, engine = random.Random(seed), SessionEngine(prompts)
+    engine.losses = iter(lambda: rng.random() < 0.02, None)
+
+    async def main() -> None:
+        async with live_server(address, engine=engine, folder=folder, max_images=5) as url:
+            session_id = None
+            for _ in range(3):
+                async with connected(url, session_id=session_id) as live:
+                    session_id = live.session_id
+                    await live.send(type="session.update", session={"instructions": "Be brief."})
+                    for _ in range(25):
+                        await step(live, rng)
+                    await live.send(type="session.update", session={"window": None})
+                    await live.add(text_part("last?"))
+                    response = await live.answer()
+                    assert response.output[0].content[0].text == SAID
+                    await check(address, session_id, response, engine, prompts, live)
+
+    asyncio.run(main())
+
+
+async def check(
+    address: str,
+    session_id: str,
+    response: Any,
+    engine: SessionEngine,
+    prompts: PromptBuilder,
+    live: Live,
+) -> None:
+    """Check the engine's tokens against those of the stored conversation, as one prompt."""
+    store = await AsyncDaemonStore.connect(address, name="reader", writable=True)
+    tokens = list(engine.tokens[session_id])
+    async with store:
+        log = await LiveLog.resume(store, tenant="", session_id=session_id)
+        messages = [item.turn.message for item in log.session]
+        log.close()
+    whole = [Message("system", (TextPart("Be brief."),)), *messages]
+    media = [part for message in whole for part in message.media]
+    plain = TemplateOptions(begins_answer=False)
+    expected = prompts.build(whole, [(1,)] * len(media), plain).token_ids
+    assert tokens == expected
+    assert engine.num_items[session_id] == len(media)
+    assert response.usage.input_tokens == len(tokens) - len(engine.said) - 1
+
+
+async def step(live: Live, rng: random.Random) -> None:
+    choice = rng.random()
+    if choice < 0.5:
+        await live.add(image_part(rng.choice(PICTURES)))
+    elif choice < 0.65:
+        await live.add(text_part(rng.choice(("a", "b c", "what? "))), role="user")
+    elif choice < 0.7:
+        await live.add(image_part(PICTURES[0]), previous_item_id="root")
+    elif choice < 0.8:
+        item = await live.add(text_part("x"))
+        await live.send(type="conversation.item.delete", item_id=item.id)
+        await live.until("conversation.item.deleted")
+    elif choice < 0.85:
+        window = {"items": rng.choice((None, 12))}
+        await live.send(type="session.update", session={"window": window})
+        await live.until("session.updated")
+    else:
+        assert (await live.answer()).status == "completed"
