@@ -39,7 +39,7 @@ from tests.pages import (
 from tools import settings_page
 from tools.command_lines import commands, flags, parsers
 
-LANGUAGES = {"", "bash", "console", "js", "json", "python", "sh", "text", "toml"}
+LANGUAGES = {"", "bash", "console", "html", "js", "json", "python", "sh", "text", "toml"}
 OTHERS_FLAGS = {
     *("--format", "--shm-size", "--start", "--tmpfs"),
     *(

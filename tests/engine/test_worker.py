@@ -39,6 +39,7 @@ class FragileRunner:
         *,
         num_answered: int,
         form_nbytes: int,
+        has_answer: bool,
         reuse: Any,
     ) -> None:
         if sequence_id == "misplaced":

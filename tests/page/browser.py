@@ -13,6 +13,8 @@ import pytest
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 # The tests may run as root, in a container with a small /dev/shm.
 ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--force-prefers-reduced-motion"]
+CAMERA = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+"""Arguments for a fake camera, which pages may use."""
 
 
 @dataclass
@@ -35,14 +37,14 @@ class Tab:
 
 
 @contextlib.contextmanager
-def launched() -> Iterator[Any]:
-    """Start a browser; skip the test if there is none, or no driver."""
+def launched(*arguments: str) -> Iterator[Any]:
+    """Start a browser, with further arguments; skip the test if there is none, or no driver."""
     driver = pytest.importorskip("playwright.sync_api", reason="pip install '.[page]'")
     path = next((found for name in NAMES if (found := shutil.which(name))), None)
     if path is None:
         pytest.skip(f"there is none of {', '.join(NAMES)}: apt-get install chromium")
     with driver.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        browser = playwright.chromium.launch(executable_path=path, args=[*ARGUMENTS, *arguments])
         yield browser
         browser.close()
 

@@ -191,6 +191,7 @@ class _Connection:
         self._pipeline, self._settings = endpoint.pipeline, endpoint.settings
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue(_MOST_WAITING)
         self._num_preparing = 0
+        self._group: asyncio.TaskGroup
         self._audio = bytearray()
         self._response: asyncio.Task[None] | None = None
         self._response_id = ""
@@ -214,6 +215,7 @@ class _Connection:
         await self._send(ev.event("session.created", session=self._described()))
         try:
             async with asyncio.TaskGroup() as group:
+                self._group = group
                 applying = group.create_task(self._apply_all())
                 feeding = group.create_task(self._feed_all())
                 try:
@@ -457,7 +459,7 @@ class _Connection:
             )
         settings = api.answered_with(self._session.settings, given)
         has_begun = asyncio.Event()
-        self._response = asyncio.create_task(self._write(settings, given.metadata, has_begun))
+        self._response = self._group.create_task(self._write(settings, given.metadata, has_begun))
         await has_begun.wait()  # items that come later come behind the answer
 
     async def _cancel(self, response_id: str | None) -> None:
@@ -478,8 +480,6 @@ class _Connection:
         try:
             with self._scope("response.create", "resp_") as own:
                 await self._write_in(own, settings, metadata, has_begun)
-        except (WebSocketDisconnect, SessionContinued):
-            pass  # the next event of the client finds it, too
         finally:
             has_begun.set()
 

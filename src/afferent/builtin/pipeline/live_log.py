@@ -33,7 +33,7 @@ from afferent.errors import AfferentError, InvalidRequest, SessionContinued, Ses
 from afferent.items.acquire import handle_if_there
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import Claim, Find, SealItem
-from afferent.store.protocol.results import Owner
+from afferent.store.protocol.results import Failed, Owner
 from afferent.types import ContentKey, CreateItem, Handle, ObjectKind, decode, encode
 
 CHUNK_CHANGES: Final = 128
@@ -139,6 +139,8 @@ class LiveLog:
             raise InvalidRequest(f"the item has more than {MAX_CHANGE_NBYTES} bytes without media")
         claim = Claim(self._change_key(self._next), ObjectKind.RECORDS, len(data))
         (outcome,) = await self._store.acquire(self._id, [claim])
+        if isinstance(outcome, Failed):
+            raise outcome.failure.error()
         if not isinstance(outcome, Owner):
             raise SessionContinued("another connection continues this session")
         self._handles += await self._fill([outcome.handle], [data])
