@@ -85,7 +85,7 @@ class SessionEngine:
         self.num_items[request.session_id] += len(request.items)
         yield Accepted()
         if request.has_answer:
-            yield Tokens(list(self.said), [])
+            yield Tokens(list(self.said), [], num_cached=request.start)
             tokens += [*self.said, self.end]
             yield Finished("stop", [], self.end)
         else:

@@ -517,8 +517,7 @@ class _Connection:
             item = self._answered(begun, answer.text, usage.completion_tokens)
             before = session.before(begun.id)
             await self._log.append(Added(item, before or FIRST))
-            num_cached = 0 if self._sequence is None else self._sequence.num_cached
-            described = ev.usage_json(usage, num_cached=num_cached)
+            described = ev.usage_json(usage)
             await self._send(
                 *events.end(item, answer.text, status, before, usage=described, details=details)
             )

@@ -75,8 +75,6 @@ class LiveSequence:
         self._is_stale = False
         self._num_parts = 0
         self.num_tokens = 0
-        self.num_cached = 0
-        """Tokens before the input of the last answer: it computed no more than the others."""
 
     def removed(self, ids: Sequence[str]) -> None:
         """Note that items were removed."""
@@ -170,7 +168,6 @@ class LiveSequence:
             await self._hear(own, request.share, batch)
         messages = self._messages(last)
         asked = structs.replace(request, messages=tuple(messages))
-        self.num_cached = self.num_tokens
         async with aclosing(self._pipeline.run(asked, own, self._place)) as outputs:
             async for output in outputs:
                 yield output

@@ -12,13 +12,13 @@ from afferent.errors import FormatError
 from afferent.runtime.versions import mismatch, version_behind
 from afferent.types import Failure, NonNegative, RequestId, Span, TokenLogprobs, decode
 
-VERSION = 6
+VERSION = 7
 """Version of all messages between frontends and an engine.
 
 The version's position in `FrontendHello` and in `Refused` never changes, so that processes of any
 two versions can name both.
 """
-SCHEMA = "6-2bf92c1d1bb19c4016d100a88a4a5c15"
+SCHEMA = "7-0c448ecb66cc8d049bd9891fa601c0a5"
 """The version, and the digest of its messages (`tests.wire_schema`)."""
 
 

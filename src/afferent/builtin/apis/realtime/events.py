@@ -231,17 +231,13 @@ def reason_of(answer: Answer) -> tuple[Status, dict[str, Any] | None]:
     return "incomplete", {"reason": "max_output_tokens"}
 
 
-def usage_json(usage: Usage, *, num_cached: int) -> dict[str, Any]:
-    """Return the tokens of a response.
-
-    Args:
-        num_cached: Tokens of the prompt that the engine had computed before.
-    """
+def usage_json(usage: Usage) -> dict[str, Any]:
+    """Return the tokens of a response."""
     return {
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "input_tokens": usage.prompt_tokens,
         "output_tokens": usage.completion_tokens,
-        "input_token_details": {"cached_tokens": num_cached},
+        "input_token_details": {"cached_tokens": usage.cached_tokens},
         "output_token_details": {"text_tokens": usage.completion_tokens},
     }
 
