@@ -94,6 +94,7 @@ __all__ = [
     "Sampling",
     "Scheduled",
     "SealItem",
+    "SessionEngine",
     "SharedItem",
     "Slot",
     "Span",
@@ -130,6 +131,7 @@ if TYPE_CHECKING:
         EngineRequest,
         EngineStats,
         Finished,
+        SessionEngine,
         Tokens,
     )
     from afferent.media.families.plan import FeaturePlan
@@ -189,7 +191,8 @@ else:  # a test compares this table with the imports above
             "afferent.batch.shared_item": "SharedItem",
             "afferent.batch.torch_dataset": "Collator FeatureDataset PreparedSample Sample",
             "afferent.engines.protocol": (
-                "Accepted Engine EngineEvent EngineInfo EngineRequest EngineStats Finished Tokens"
+                "Accepted Engine EngineEvent EngineInfo EngineRequest EngineStats Finished "
+                "SessionEngine Tokens"
             ),
             "afferent.media.families.plan": "FeaturePlan",
             "afferent.store.client.async_item_cache": "AsyncItemCache",
