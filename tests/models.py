@@ -132,7 +132,7 @@ _ONE_TOKEN_TEMPLATE = """\
 
 
 def make_one_token(folder: Path, *, num_positions: int = 131_072) -> None:
-    """Write a Qwen2-VL of 11,000 parameters in which an image is one token, and an item three."""
+    """Write a Qwen2-VL of 15,200 parameters in which an image is one token, and an item three."""
     special = ["<|turn|>", "<|answer|>", "<|end|>", "<|image|>", "<|video|>"]
     wrapped = _tokenizer("<|image|>", special)
     wrapped.chat_template, wrapped.eos_token = _ONE_TOKEN_TEMPLATE, "<|end|>"
