@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 import zlib
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -113,3 +115,10 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     seed = zlib.crc32(request.node.nodeid.encode())
     print(f"seed {seed}")
     return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def memory_folder() -> Iterator[Path]:
+    """Yield a folder in memory, where a sync takes no time."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)

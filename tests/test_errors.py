@@ -34,7 +34,7 @@ def test_every_error_has_a_status() -> None:
     for cls in errors.walk():
         error = cls("why")
         status = status_of(error)
-        assert status in (400, 401, 404, 408, 409, 413, 422, 429, 500, 501, 503)
+        assert status in (400, 401, 403, 404, 408, 409, 413, 422, 429, 500, 501, 503)
         assert (status in (429, 503)) == cls.retryable
         assert (400 <= status < 500) == issubclass(
             cls, errors.InvalidRequest | errors.QuotaExceeded

@@ -10,6 +10,8 @@
     │   ├── ResponseNotFound         no answer with that id is stored
     │   ├── SessionNotFound          no live session with that id is stored
     │   ├── SessionContinued         another connection has taken the live session over
+    │   ├── FileNotFound             no file with that id is stored
+    │   ├── StorageQuotaExceeded     the tenant's limit of stored files is reached
     │   ├── NotAuthenticated         no API key, or an unknown one
     │   ├── BodyTooLarge
     │   ├── BodyTooSlow
@@ -40,10 +42,12 @@
     │   ├── EngineUnavailable
     │   ├── SessionLost              the engine has no such sequence: it begins again
     │   ├── QuotaExceeded            the tenant's limit on running requests is reached
+    │   ├── FilesUnavailable         the store of files does not work
     │   └── DeadlineExceeded
     ├── StoreError                   the store's rules were broken by its caller
     │   ├── StaleHandle              the object behind a handle is gone
     │   └── NotPermitted             this lease does not allow this operation on this object
+    ├── FileDamaged                  a stored file is not the file that was stored
     ├── FormatError                  bytes that are not a valid block, tree or message
     └── InternalError                a defect of ours
         └── UnusableEmbeddings       an item's embeddings do not fill its placeholder
@@ -152,6 +156,14 @@ class SessionContinued(InvalidRequest):
     """Another connection has taken the session over."""
 
     code = "session_continued"
+
+
+class FileNotFound(InvalidRequest):
+    code = "file_not_found"
+
+
+class StorageQuotaExceeded(InvalidRequest):
+    code = "storage_quota_exceeded"
 
 
 class NotAuthenticated(InvalidRequest):
@@ -378,6 +390,10 @@ class QuotaExceeded(Unavailable):
     code = "rate_limit_exceeded"
 
 
+class FilesUnavailable(Unavailable):
+    code = "files_unavailable"
+
+
 class DeadlineExceeded(Unavailable):
     code = "deadline_exceeded"
 
@@ -392,6 +408,10 @@ class StaleHandle(StoreError):
 
 class NotPermitted(StoreError):
     code = "not_permitted"
+
+
+class FileDamaged(AfferentError):
+    code = "file_damaged"
 
 
 class FormatError(AfferentError):

@@ -20,7 +20,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 from blake3 import blake3
 
@@ -58,6 +58,21 @@ def digest_file(path: Path) -> bytes:
     hasher = blake3(max_threads=blake3.AUTO)
     hasher.update_mmap(path)
     return hasher.digest()
+
+
+class Hasher(Protocol):
+    """Digest of bytes that come in pieces."""
+
+    def update(self, data: bytes | memoryview, /) -> object:
+        """Add the next bytes."""
+
+    def digest(self) -> bytes:
+        """Return the digest of all bytes so far, 32 bytes."""
+
+
+def hasher() -> Hasher:
+    """Return a hasher whose digest is that of `digest`."""
+    return blake3()
 
 
 Algorithm = Literal["blake3", "sha256", "sha512"]

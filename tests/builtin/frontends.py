@@ -31,6 +31,7 @@ from afferent.engines.protocol import (
     Tokens,
 )
 from afferent.errors import AfferentError, StoreUnavailable
+from afferent.files.file_store import FileStore
 from afferent.items.item import Processor
 from afferent.items.stage import ItemSettings, ItemStage
 from afferent.media.families.registry import AnyFamily, fingerprint
@@ -141,6 +142,7 @@ async def application(
     aliases: tuple[str, ...] = (),
     now_s: Callable[[], float] = time.time,
     folder: Path = SHAPES,
+    files: FileStore | None = None,
     **limits: Any,
 ) -> AsyncIterator[Starlette]:
     """Make a frontend's application.
@@ -169,6 +171,7 @@ async def application(
             shares=SHARES,
             timeout_s=30.0,
             num_workers=1,
+            files=files,
         ),
     )
     pipeline = Pipeline(
@@ -188,7 +191,7 @@ async def application(
         cors_origins=cors_origins,
     )
     access = Access(store, tenants=tenants)
-    made = Frontend(pipeline, gate, settings, apis=apis, access=access, now_s=now_s)
+    made = Frontend(pipeline, gate, settings, apis=apis, access=access, now_s=now_s, files=files)
     try:
         yield made.app()
     finally:

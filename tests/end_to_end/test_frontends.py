@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -28,9 +29,16 @@ REQUESTS = 'afferent_requests_total{api="openai_chat",outcome="ok"}'
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def files_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("frontends") / "files"
+
+
+@pytest.fixture(scope="module")
+def server(files_folder: Path) -> Iterator[Server]:
     """A server with a limit on concurrent requests, and an arena that a few large pictures fill."""
     with Server(
+        "--files-store",
+        str(files_folder),
         "--frontends",
         str(NUM),
         "--max-mm-preprocess-concurrency",
@@ -247,6 +255,39 @@ def test_one_is_killed_and_the_others_serve(server: Server, rng: np.random.Gener
         wait_until(lambda: others[0].samples()[pinned] == 0)
     with lines(server) as each:
         assert len(each) == NUM, "it is there again"
+
+
+def test_frontend_killed_during_an_upload_leaves_no_file(
+    server: Server, files_folder: Path
+) -> None:
+    client = server.client()
+    kept = client.files.create(file=("a.png", encoded(photo(40, 30), "PNG")), purpose="vision")
+    line = Line(server)
+    head = (
+        "POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5000000\r\n"
+        "content-type: multipart/form-data; boundary=b\r\n\r\n--b\r\n"
+        'content-disposition: form-data; name="file"; filename="b"\r\n\r\n'
+    )
+    line._connection.sock.sendall(head.encode() + bytes(3_000_000))
+    folder = files_folder / "_default"
+    wait_until(lambda: any(path.stat().st_blocks > 2000 for path in folder.glob(".new-*")))
+    num_ready = server.log().count("ready: HTTP")
+    process = psutil.Process(line.pid)
+    process.kill()
+    process.wait(30)
+    line._connection.close()
+    wait_until(lambda: server.log().count("ready: HTTP") > num_ready)
+    assert [file.id for file in client.files.list()] == [kept.id]
+    again = client.files.create(file=("c.png", b"x"), purpose="vision")
+    left = sorted(path.name for path in folder.iterdir())
+    assert left == sorted([".lock", kept.id, again.id]), "what the process has left is deleted"
+    part = {"type": "file", "file": {"file_id": kept.id}}
+    body = {"model": "shapes", "max_tokens": 1, "messages": [{"role": "user", "content": [part]}]}
+    for _ in range(NUM):
+        answer = client.chat.completions.create(**body)
+        assert answer.usage is not None
+    for id in (kept.id, again.id):
+        client.files.delete(id)
 
 
 def test_all_finish_what_they_have_begun(server: Server, rng: np.random.Generator) -> None:

@@ -39,9 +39,12 @@ def host() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def server(replicas: Replicas, host: str) -> Iterator[Server]:
+def server(
+    replicas: Replicas, host: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     arguments = ["--engine", "openai", "--engine-url", ",".join(replicas.urls)]
     arguments += ["--engine-max-pixels", str(MAX_PIXELS), "--fetch-allow", host]
+    arguments += ["--files-store", str(tmp_path_factory.mktemp("openai") / "files")]
     with Server(*arguments) as running:
         yield running
 
@@ -278,3 +281,22 @@ def test_other_endpoints_are_passed_on(server: Server, replicas: Replicas) -> No
     assert answer.status_code == 200
     assert only_request(replicas).path == "/v1/models"
     assert server.get("/health").json() == {"status": "ok"}
+
+
+def test_stored_files_reach_the_engine_as_bytes(server: Server, replicas: Replicas) -> None:
+    files = server.client().files
+    picture = encoded(photo(40, 30), "PNG")
+    clip = media_files.make_audio(media_files.tone(0.3), 16_000, "WAV")
+    ids = [
+        files.create(file=("a.png", picture), purpose="vision").id,
+        files.create(file=("a.wav", clip, "audio/wav"), purpose="user_data").id,
+    ]
+    parts = [{"type": "file", "file": {"file_id": id}} for id in ids]
+    said(server.post(chat(*parts)))
+    image_part, audio_part = only_request(replicas).json["messages"][0]["content"]
+    assert image_part == {"type": "image_url", "image_url": {"url": url(picture)}}
+    data = base64.b64encode(clip).decode()
+    audio = {"data": data, "format": "wav"}
+    assert audio_part == {"type": "input_audio", "input_audio": audio}
+    for id in ids:
+        files.delete(id)

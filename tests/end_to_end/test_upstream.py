@@ -81,7 +81,8 @@ def standing(folder: Path, *arguments: str) -> Iterator[Front]:
 
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    with standing(tmp_path_factory.mktemp("upstream")) as front:
+    folder = tmp_path_factory.mktemp("upstream")
+    with standing(folder, "--files-store", str(folder / "files")) as front:
         yield front
 
 
@@ -1205,3 +1206,75 @@ def test_a_reference_leads_nowhere_after_its_request(front: Front, picture: str)
     wait_until(lambda: front.pinned_nbytes() == 0)
     with pytest.raises(Gone, match="has ended"):
         front.engine.arena().admit(reference.of, is_processed=True)
+
+
+# Stored files
+
+
+def test_stored_files_are_answered_here_and_become_references(
+    front: Front, rng: np.random.Generator
+) -> None:
+    data = encoded(photo(60, 40, int(rng.integers(1 << 30))), "PNG")
+    client = front.server.client()
+    made = client.files.create(file=("a.png", data), purpose="vision")
+    assert [file.id for file in client.files.list()] == [made.id]
+    assert client.files.content(made.id).content == data
+    assert front.engine.heard == [], "the upstream is not asked"
+    parts: dict[str, Any] = {
+        CHAT: chat({"type": "file", "file": {"file_id": made.id}}),
+        "/v1/responses": {
+            "model": "any",
+            "input": [{"role": "user", "content": [{"type": "input_image", "file_id": made.id}]}],
+        },
+        "/v1/messages": chat(
+            {"type": "image", "source": {"type": "file", "file_id": made.id}}, max_tokens=5
+        ),
+    }
+    for path, body in parts.items():
+        answer = front.post(path, body)
+        assert answer.status_code == 200, answer.text
+    found = [heard.references for heard in front.engine.heard]
+    assert len(found) == 3
+    assert all(len(references) == 1 for references in found)
+    names = {reference.key for (reference,) in found if isinstance(reference, FeaturesReference)}
+    assert len(names) == 1, "one file is one item"
+    client.files.delete(made.id)
+    refused = front.post(CHAT, parts[CHAT])
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "file_not_found")
+    for method, path, status in (("GET", "/v1/files/x/y", 404), ("PUT", "/v1/files", 405)):
+        answer = plain_http.request(method, f"{front.server.url}{path}")
+        assert answer.status_code == status
+        assert "error" in answer.json()
+    assert len(front.engine.heard) == 3
+
+
+def test_content_of_a_damaged_file_breaks_off(front: Front, tmp_path: Path) -> None:
+    client = front.server.client()
+    made = client.files.create(file=("a", bytes(3 << 20)), purpose="user_data")
+    (path,) = front.store_path.parent.glob(f"files/*/{made.id}")
+    with path.open("r+b") as file:
+        file.seek(100)
+        file.write(b"x")
+    with pytest.raises(httpx.HTTPError):
+        plain_http.get(f"{front.server.url}/v1/files/{made.id}/content")
+    client.files.delete(made.id)
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages"])
+def test_stored_document_reaches_the_engine_as_the_pages_that_were_chosen(
+    front: Front, path: str
+) -> None:
+    data = pdfs.of_texts([f"{number} {path[4:12]}" for number in (1, 2, 3)])
+    client = front.server.client()
+    id = client.files.create(file=("a.pdf", data), purpose="user_data").id
+    part = {
+        CHAT: {"type": "file", "file": {"file_id": id, "pages": "2-3"}},
+        "/v1/responses": {"type": "input_file", "file_id": id, "pages": "2-3"},
+    }.get(path, {"type": "document", "source": {"type": "file", "file_id": id}, "pages": "2-3"})
+    answer = front.post(path, body_of(path, part))
+    assert answer.status_code == 200, answer.text
+    texts = [part["text"] for part in content_of(front, path) if "text" in part["type"]]
+    assert texts == [f"{number} {path[4:12]}" for number in (2, 3)]
+    assert len(front.engine.heard[-1].references) == 2
+    client.files.delete(id)
+    assert front.post(path, body_of(path, part)).status_code == 404

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afferent.errors import InvalidRequest, MediaTooLarge
+from afferent.errors import FileNotFound, InvalidRequest, MediaTooLarge, UnsupportedMedia
+from afferent.files.known_files import KnownFiles
+from afferent.files.stored_file import StoredFile
 from afferent.items.documents import Page
 from afferent.items.request import MediaPart, PageRange, SeenMedia
 from afferent.media.body.cutter import BodyCutter
@@ -609,3 +611,119 @@ def test_citations_and_wrong_pages_are_refused() -> None:
         body = json.dumps(in_message({**block, **more})).encode()
         with pytest.raises(InvalidRequest):
             find(body, MESSAGES, has_documents=True)
+
+
+# Stored files
+
+
+def stored(id: str, media_type: str, name: str = "a") -> StoredFile:
+    return StoredFile(id, name, media_type, "vision", 1, bytes(32))
+
+
+PICTURE, CLIP, FILM = (
+    stored("file-1", "image/png"),
+    stored("file-2", "audio/mpeg"),
+    stored("file-3", "application/octet-stream", "a.mp4"),
+)
+NOTES = stored("file-4", "text/plain")
+FILES = KnownFiles({file.id: file for file in (PICTURE, CLIP, FILM, NOTES)}, has_store=True)
+
+
+@pytest.mark.parametrize(
+    ("part", "file", "expected"),
+    [
+        (
+            {"type": "file", "file": {"file_id": "file-1"}, "other": 1},
+            PICTURE,
+            {"type": "image_url", "image_url": {"url": "R0"}, "other": 1},
+        ),
+        (
+            {"type": "file", "file": {"file_id": "file-2", "filename": "x.png"}},
+            CLIP,
+            {"type": "audio_url", "audio_url": {"url": "R0"}},
+        ),
+        (
+            {"type": "input_file", "file_id": "file-3"},
+            FILM,
+            {"type": "video_url", "video_url": {"url": "R0"}},
+        ),
+        (
+            {"type": "input_file", "file_id": "file-1", "file_data": None},
+            PICTURE,
+            {"type": "input_image", "image_url": "R0"},
+        ),
+        (
+            {"type": "input_image", "file_id": "file-1", "image_url": None, "detail": "low"},
+            PICTURE,
+            {"type": "input_image", "image_url": "R0", "detail": "low"},
+        ),
+    ],
+)
+def test_stored_file_in_a_part_becomes_an_item_of_its_kind(
+    part: Any, file: StoredFile, expected: Any
+) -> None:
+    for path, around in ((CHAT, in_message), (RESPONSES, lambda it: in_input({"content": [it]}))):
+        document = find(json.dumps(around(part)).encode(), path, files=FILES)
+        (place,) = document.places
+        assert (place.modality.value, place.source) == (
+            "image" if file is PICTURE else "audio" if file is CLIP else "video",
+            file,
+        )
+        (media,) = document.parts({})
+        assert media.source is file
+        assert json.loads(document.write(["R0"])) == around(expected)
+
+
+@pytest.mark.parametrize("kind", ["image", "document"])
+def test_stored_image_in_a_block_becomes_an_image(kind: str) -> None:
+    block = {"type": kind, "source": {"type": "file", "file_id": "file-1"}}
+    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, block]}]}
+    document = find(json.dumps(body).encode(), MESSAGES, files=FILES)
+    assert [place.source for place in document.places] == [PICTURE]
+    written = json.loads(document.write(["R0"]))["messages"][0]["content"][1]
+    assert written == {"type": "image", "source": {"type": "url", "url": "R0"}}
+
+
+def test_stored_audio_keeps_the_form_of_an_upstream_that_gets_bytes() -> None:
+    body = in_message({"type": "file", "file": {"file_id": "file-2"}})
+    document = find(json.dumps(body).encode(), CHAT, keeps_form=True, files=FILES)
+    assert [place.is_bare for place in document.places] == [True]
+    part = json.loads(document.write(["QUJD"]))["messages"][0]["content"][0]
+    assert part == {"type": "input_audio", "input_audio": {"data": "QUJD", "format": "mp3"}}
+
+
+UNKNOWN: list[tuple[str, Any]] = [
+    (CHAT, in_message({"type": "file", "file": {"file_id": "ID"}})),
+    (RESPONSES, in_input({"content": [{"type": "input_image", "file_id": "ID"}]})),
+    (MESSAGES, in_message({"type": "image", "source": {"type": "file", "file_id": "ID"}})),
+    (MESSAGES, in_message({"type": "document", "source": {"type": "file", "file_id": "ID"}})),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), UNKNOWN)
+def test_id_of_no_file_is_refused_and_without_a_store_passed_on(path: str, body: Any) -> None:
+    text = json.dumps(body).encode()
+    with pytest.raises(FileNotFound, match="'ID'"):
+        find(text, path, files=FILES)
+    assert find(text, path).write([]) == text
+    other = text.replace(b"ID", b"file-4").replace(b'"image"', b'"document"')
+    if b"input_image" not in text:
+        with pytest.raises(UnsupportedMedia):
+            find(other, path, files=FILES)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "file", "file": "file-1"},
+        {"type": "file", "file": {"file_id": 7}},
+        {"type": "file"},
+        {"type": "text", "text": "a", "file_id": "file-1"},
+        {"type": "input_file", "file_id": None, "file_url": URL},
+    ],
+)
+def test_part_that_names_no_file_stays(part: Any) -> None:
+    text = json.dumps(in_message(part)).encode()
+    document = find(text, CHAT, files=FILES)
+    assert document.places == []
+    assert document.write([]) == text

@@ -44,7 +44,10 @@ def test_other_client_gets_json() -> None:
         ("/chat/completions", "lacks /v1: the path is /v1/chat/completions"),
         ("/api/generate", "Ollama"),
         ("/v1/audio/transcriptions", "not served by the built-in engine"),
-        ("/v1/filesystem", "not served by the built-in engine"),
+        ("/v1/batches", "not served by the built-in engine"),
+        ("/v1/files", "--files-store"),
+        ("/v1/uploads/upload_1/parts", "--files-store"),
+        ("/v1/filesystem", "GET /openapi.json"),
         ("/nowhere", "GET /openapi.json"),
     ],
 )

@@ -56,6 +56,7 @@ def _with_engine(engine: Engine, base: Parts) -> Made:
         access=base.access,
         board=base.board,
         tenancy=_tenancy(engine, base, secret),
+        files=base.files,
     ).app()
     return Made(
         *(app, pipeline.close, engine.stats, lambda: engine.info is not None),

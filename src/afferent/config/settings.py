@@ -207,6 +207,10 @@ class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bytes of a request's body; likewise."""
     tier_nbytes: Annotated[int, Meta(ge=0)] = 0
     """Bytes that a node stores for it in a tier; 0: the server's limit."""
+    files_nbytes: Annotated[int, Meta(ge=0)] = 0
+    """Bytes of its files; 0: the server's limit."""
+    files_count: Annotated[int, Meta(ge=0)] = 0
+    """Number of its files; 0: the server's limit."""
 
     def within(self, limits: RequestLimits) -> RequestLimits:
         """Return these limits, with its own where they are stricter."""
@@ -349,6 +353,23 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
         Group.PREPROCESSING,
         ge=0,
         le=2**31,
+    )
+
+    files_store: str = setting(
+        "",
+        "where files of clients are stored: a folder, shared by all frontends, or the URL of an "
+        "object store that fsspec opens; none: no files are stored",
+        Group.FETCHING,
+        pattern=_NAME,
+        unit="FOLDER|URL",
+        is_secret=True,
+    )
+    files_max_nbytes: int = setting(512 * MiB, "largest file of a client", Group.FETCHING, gt=0)
+    files_tenant_nbytes: int = setting(
+        16 * GiB, "most bytes of the files of a tenant; 0: no limit", Group.FETCHING, ge=0
+    )
+    files_tenant_count: int = setting(
+        10_000, "most files of a tenant; 0: no limit", Group.FETCHING, ge=0
     )
 
     tier: str = setting(

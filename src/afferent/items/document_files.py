@@ -11,6 +11,8 @@ import numpy as np
 from afferent.admission.gate import Gate
 from afferent.config import RequestLimits
 from afferent.errors import MediaTooLarge
+from afferent.files.file_store import FileStore
+from afferent.files.stored_file import StoredFile
 from afferent.items.item import File
 from afferent.items.receive import MEDIA_BYTES
 from afferent.items.request import DocumentPart, ItemRequest, SeenMedia
@@ -46,11 +48,17 @@ class DocumentFiles:
         limits: RequestLimits,
         *,
         num_workers: int,
+        files: FileStore | None = None,
     ) -> None:
-        """Create it; ``num_workers``: threads that read files."""
+        """Create it.
+
+        Args:
+            num_workers: Threads that read files.
+            files: Store of the files that parts name, if there is one.
+        """
         self._store, self._gate, self._limits = store, gate, limits
         self._digester = digester
-        self._urls = UrlReader(store, limits, num_workers=num_workers, has_tier=False)
+        self._urls = UrlReader(store, limits, num_workers=num_workers, has_tier=False, files=files)
 
     async def open(
         self, request: ItemRequest, documents: Sequence[DocumentPart], trace: Trace
@@ -60,9 +68,12 @@ class DocumentFiles:
         Returns:
             The documents, and the sealed objects that the request has pinned for them.
         """
-        urls = [each for each in documents if isinstance(each.source, str)]
+        urls = [each for each in documents if isinstance(each.source, str | StoredFile)]
         fetched = iter(await self._urls.read(request, urls, trace) if urls else ())
-        media = [next(fetched) if isinstance(p.source, str) else p.source for p in documents]
+        media = [
+            next(fetched) if isinstance(part.source, str | StoredFile) else part.source
+            for part in documents
+        ]
         sent = [raw for raw in media if isinstance(raw, RawMedia)]
         for raw in sent:
             MEDIA_BYTES.labels(DOCUMENT, raw.origin).inc(raw.nbytes)

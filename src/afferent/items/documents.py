@@ -34,6 +34,7 @@ from afferent.errors import (
     UnsupportedMedia,
     WorkerDied,
 )
+from afferent.files.file_store import FileStore
 from afferent.items.acquire import Maker, handle_of
 from afferent.items.document_files import DocumentFiles, OpenedDocument
 from afferent.items.request import Detail, DocumentPart, ItemRequest, MediaPart, SeenMedia
@@ -152,10 +153,12 @@ class DocumentReader:
         *,
         limits: RequestLimits,
         num_workers: int,
+        files: FileStore | None = None,
     ) -> None:
         """Create it.
 
         Args:
+            files: Store of the files that parts name, if there is one.
             items: Makes the features of pages.
             num_workers: Threads that read and hash documents and pages.
         """
@@ -165,7 +168,9 @@ class DocumentReader:
         """Whether pages become images."""
         self._has_text = limits.document_content != "images"
         self._digester = Digester(num_workers)
-        self._files = DocumentFiles(store, gate, self._digester, limits, num_workers=num_workers)
+        self._files = DocumentFiles(
+            *(store, gate, self._digester, limits), num_workers=num_workers, files=files
+        )
         self._numbers = itertools.count()
 
     def check(self, documents: Sequence[DocumentPart], *, has_features: bool = True) -> None:

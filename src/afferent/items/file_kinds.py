@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
+from afferent.errors import UnsupportedMedia
+from afferent.files.stored_file import StoredFile
 from afferent.types import DOCUMENT, FileKind, Modality
 
 _SUFFIXES: dict[FileKind, frozenset[str]] = {
@@ -25,6 +27,29 @@ def kind_of_file(media_type: str, name: str | None) -> FileKind | None:
         return DOCUMENT
     kind, _, _ = media_type.lower().partition("/")
     return next((modality for modality in Modality if modality == kind), None)
+
+
+def kind_of_stored(file: StoredFile, where: str) -> FileKind:
+    """Return the kind of a stored file.
+
+    Raises:
+        UnsupportedMedia: It is unsupported.
+    """
+    return known_kind(kind_of_file(file.media_type, file.name), where)
+
+
+def known_kind(kind: FileKind | None, where: str) -> FileKind:
+    """Return a kind that is supported.
+
+    Raises:
+        UnsupportedMedia: There is none.
+    """
+    if kind is None:
+        raise UnsupportedMedia(
+            "a file is an image, audio, a video or a PDF, by its media type or by its name",
+            param=where,
+        )
+    return kind
 
 
 def kind_of_name(name: str) -> FileKind | None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from afferent.files.stored_file import StoredFile
 from afferent.items.request import ItemRequest, MediaPart, SeenMedia
 from afferent.media.body.raw import RawMedia
 from afferent.media.fetch.url_memory import Flights, UrlMemory
@@ -47,7 +48,7 @@ class Recall:
     async def find(
         self, request: ItemRequest, parts: Sequence[MediaPart], key_of: KeyOf
     ) -> Recalled:
-        """Return the parts whose URLs need not be fetched; follow with `Flights.end`."""
+        """Return the parts whose URLs or files need not be read; follow with `Flights.end`."""
         urls = {part: self._url_key(request, part) for part in parts if is_fetched(part)}
         flights, others = self._memory.take_off(
             key for key in urls.values() if self._memory.digest(key) is None
@@ -56,6 +57,11 @@ class Recall:
             if others:
                 await self._wait(others)
             digests = {part: self._memory.digest(key) for part, key in urls.items()}
+            digests |= {
+                part: part.source.digest
+                for part in parts
+                if isinstance(part.source, StoredFile) and not part.uuid
+            }
             known = {part: digest for part, digest in digests.items() if digest is not None}
             wanted = {part: key_of(part, digest) for part, digest in known.items()}
             here = await self._those_here(request.request_id, list(set(wanted.values())))
@@ -99,6 +105,11 @@ class Recall:
     @staticmethod
     def _url_key(request: ItemRequest, part: MediaPart) -> bytes:
         return UrlMemory.key(str(part.source), tenant=request.tenant, modality=part.modality)
+
+
+def may_be_known(part: MediaPart) -> bool:
+    """Whether the digest of a part may be known before its bytes are read."""
+    return is_fetched(part) or isinstance(part.source, StoredFile)
 
 
 def is_fetched(part: MediaPart) -> bool:

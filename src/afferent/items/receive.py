@@ -17,10 +17,12 @@ from afferent.errors import (
     MediaTooLarge,
     UnsupportedMedia,
 )
+from afferent.files.file_store import FileStore
+from afferent.files.stored_file import StoredFile
 from afferent.items.acquire import count, handle_if_there
 from afferent.items.item import Processor, ReceivedItem, RequestItems
 from afferent.items.names import Binding, Name, Names, check
-from afferent.items.recall import Recall, is_fetched
+from afferent.items.recall import Recall, may_be_known
 from afferent.items.request import ItemRequest, MediaPart, SeenMedia
 from afferent.items.urls import UrlReader
 from afferent.media.body.digest import Digester
@@ -61,7 +63,7 @@ class _Part:
 
     @property
     def is_sent(self) -> bool:
-        return isinstance(self.media.source, str | RawMedia)
+        return isinstance(self.media.source, str | RawMedia | StoredFile)
 
     def digest(self, bindings: Mapping[Name, Binding]) -> bytes | None:
         """Return the digest of a part that was not sent; ``None`` if its name is unknown."""
@@ -100,6 +102,7 @@ class ItemReader:
         accepted: Accepted = Accepted.DECODED,
         tenant_secret: bytes = b"",
         name_of: NameOf | None = None,
+        files: FileStore | None = None,
     ) -> None:
         """Create it.
 
@@ -109,6 +112,7 @@ class ItemReader:
             accepted: Files that are not decoded here.
             tenant_secret: See `keys.tenant_tags`.
             name_of: See `Upstream.name_of`.
+            files: Store of the files that parts name, if there is one.
         """
         self._name_of = name_of
         self._tag_of = keys.tenant_tags(tenant_secret)
@@ -117,7 +121,9 @@ class ItemReader:
         self._limits_by_tenant = limits_by_tenant
         self._fingerprint, self._limits = processor.fingerprint, limits
         self._digester = Digester(num_workers)
-        self._urls = UrlReader(store, limits, num_workers=num_workers, has_tier=has_tier)
+        self._urls = UrlReader(
+            store, limits, num_workers=num_workers, has_tier=has_tier, files=files
+        )
         self._recall = Recall(store, timeout_s=limits.fetch_total_timeout_s)
         follows_image = processor.family.bounded(LOW_DETAIL_PIXELS) is not processor.family
         self._low_detail_pixels = LOW_DETAIL_PIXELS if follows_image else 0
@@ -183,7 +189,7 @@ class ItemReader:
     ) -> RequestItems:
         parts = []
         for each in media:
-            known = recalled.get(each) if is_fetched(each) else _left_out(each)
+            known = recalled.get(each) if may_be_known(each) else _left_out(each)
             name = Name.of(each.uuid, tenant=request.tenant) if each.uuid else None
             is_page = isinstance(each.source, SeenMedia) and each.is_page
             parts.append(_Part(known or each, name, is_recalled=known is not None or is_page))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from afferent.admission.shares import NAMELESS, Share
+from afferent.files.stored_file import StoredFile
 from afferent.media.body.raw import PAGE, RawMedia
 from afferent.types import DOCUMENT, DocumentKind, Modality
 
@@ -28,10 +29,10 @@ class SeenMedia:
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """Image, audio clip or video, from the body or by URL."""
+    """Image, audio clip or video: from the body, by URL, or a file of the tenant."""
 
     modality: Modality
-    source: str | RawMedia | SeenMedia | None
+    source: str | RawMedia | SeenMedia | StoredFile | None
     """``None`` for an earlier item, known by its ``uuid``."""
     detail: Detail = "auto"
     uuid: str | None = None
@@ -62,9 +63,9 @@ ALL_PAGES: Final = PageRange()
 
 @dataclass(frozen=True, slots=True)
 class DocumentPart:
-    """Document, from the body or by URL: each of its pages becomes an item."""
+    """Document: from the body, by URL, or a file of the tenant. Its pages become items."""
 
-    source: str | RawMedia | SeenMedia
+    source: str | RawMedia | SeenMedia | StoredFile
     pages: PageRange = ALL_PAGES
     dpi: int = 0
     """Dots per inch of the pages' images; 0 for the server's."""

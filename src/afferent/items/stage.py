@@ -18,6 +18,7 @@ from afferent.admission.gate import Gate
 from afferent.config import RequestLimits
 from afferent.engines.upstream import NameOf
 from afferent.errors import Param, StoreFull, TooManyItems, UnsupportedMedia
+from afferent.files.file_store import FileStore
 from afferent.items.acquire import Maker, count, handle_if_there, handle_of, summary
 from afferent.items.documents import DocumentReader
 from afferent.items.forwarded import tensor_nbytes
@@ -72,6 +73,8 @@ class ItemSettings:
     """Secret of the tenants' tags in keys; empty if there are no tenants."""
     name_of: NameOf | None = None
     """See `Upstream.name_of`."""
+    files: FileStore | None = None
+    """Store of the files that parts name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +118,14 @@ class ItemStage:
             accepted=settings.accepted,
             tenant_secret=settings.tenant_secret,
             name_of=settings.name_of,
+            files=settings.files,
         )
         self._names_items = settings.name_of is not None
         self._maker = Maker(store, gate, shares=settings.shares, timeout_s=settings.timeout_s)
         self._planner = Planner(self._maker, processor)
         self.documents = DocumentReader(
             *(store, gate, self._maker, self),
+            files=settings.files,
             limits=settings.limits,
             num_workers=settings.num_workers,
         )

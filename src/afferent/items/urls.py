@@ -1,4 +1,4 @@
-"""Reader of URLs: from another node's fetch, a media host, or a file."""
+"""Reader of URLs and stored files: from another node's fetch, a media host, or a file."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from afferent.config import RequestLimits
 from afferent.errors import InternalError
+from afferent.files.file_store import FileStore
+from afferent.files.stored_file import StoredFile
 from afferent.items.acquire import count
 from afferent.items.fleet_urls import Fetched, FleetUrls
 from afferent.items.request import DocumentPart, ItemRequest, MediaPart
@@ -24,14 +26,22 @@ class UrlReader:
     """Reads URLs; one for each process that accepts requests."""
 
     def __init__(
-        self, store: AsyncDaemonStore, limits: RequestLimits, *, num_workers: int, has_tier: bool
+        self,
+        store: AsyncDaemonStore,
+        limits: RequestLimits,
+        *,
+        num_workers: int,
+        has_tier: bool,
+        files: FileStore | None = None,
     ) -> None:
         """Create it.
 
         Args:
             num_workers: Threads that read files.
             has_tier: Whether other nodes may have fetched the result of a URL.
+            files: Store of the files that parts name, if there is one.
         """
+        self._files = files
         self._store, self._limits, self._num_workers = store, limits, num_workers
         self._fetcher = Fetcher(limits)
         self._fleet = FleetUrls(store, limits) if has_tier else None
@@ -57,6 +67,8 @@ class UrlReader:
             limits=self._limits,
             fetches=self._fetcher.session(max_nbytes=left_nbytes, share=request.share),
             num_workers=self._num_workers,
+            files=self._files,
+            tenant=request.tenant,
         )
         with trace.at("fetch"):
             read = iter(await source.read_all([each for each in wanted if each not in found]))
@@ -101,6 +113,6 @@ class UrlReader:
 
 
 def _wanted(part: MediaPart | DocumentPart) -> WantedMedia:
-    if not isinstance(part.source, str):
+    if not isinstance(part.source, str | StoredFile):
         raise InternalError("an item was not sent")
     return WantedMedia(part.source, part.modality)

@@ -16,7 +16,7 @@ from afferent.proxy.item_lookup import ItemLookup
 from afferent.proxy.metrics import joined
 from afferent.proxy.responses import json_answer, new_id, path_of, refusal
 from afferent.proxy.sharing import Shared
-from afferent.proxy.welcome import welcome
+from afferent.proxy.welcome import is_of_files, welcome
 from afferent.runtime.heartbeat import Board
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry import exposition
@@ -24,9 +24,10 @@ from afferent.telemetry.registry import REGISTRY
 
 
 class UpstreamFrontend:
-    """All endpoints of the upstream, and five of its own.
+    """All endpoints of the upstream, and some of its own.
 
-    `/health`, `/ready`, `/metrics`, lookups of items, and a page at `/`, where vLLM has nothing.
+    `/health`, `/ready`, `/metrics`, lookups of items, stored files, and a page at `/`, where vLLM
+    has nothing.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class UpstreamFrontend:
         *,
         makes_features: bool,
         page_port: int,
+        files: ASGIApp | None = None,
     ) -> None:
         """Create the application.
 
@@ -50,7 +52,9 @@ class UpstreamFrontend:
             lookup: Looks up items in the store.
             makes_features: Whether features are made for the model.
             page_port: See `AppSettings.page_port`.
+            files: Answers at the paths of files; ``None`` if the upstream does.
         """
+        self._files = files
         self._passage, self._sockets = passage, sockets
         self._store, self._upstream = store, upstream
         self._board, self._makes_features = board, makes_features
@@ -75,6 +79,8 @@ class UpstreamFrontend:
             answer = await own()
         elif path == item_lookup.PATH and request.method == "POST":
             answer = await self._lookup.answer(request)
+        elif self._files is not None and is_of_files(path):
+            answer = self._files
         elif path == "/" and request.method == "GET":
             answer = welcome(request, page_port=self._page_port)
         return await answer(scope, receive, send)

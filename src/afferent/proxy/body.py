@@ -25,6 +25,8 @@ _WINDOW_NBYTES = 64 << 10
 _SLOW_GRACE_S = 2.0
 _LEAST_KNOWN_NBYTES = 64 << 10
 """Smaller items count in any case: a lookup costs more than it could spare."""
+_SMALL_NBYTES = 1 << 20
+_SMALL_TIMEOUT_S = 30.0
 _JSON_WINDOW_NBYTES = 16 << 10
 """Smaller window outside of media: JSON costs more per byte than media, which are only searched."""
 
@@ -198,6 +200,25 @@ class BodyReader:
                 raise BodyTooSlow("the body did not arrive in time")
             yield message.get("body", b"")
             has_more = message.get("more_body", False)
+
+
+async def read_small_body(request: Request) -> bytes:
+    """Read a body without media.
+
+    Raises:
+        BodyTooLarge: It is larger than the endpoint needs.
+        BodyTooSlow: It did not arrive in time.
+    """
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_SMALL_TIMEOUT_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > _SMALL_NBYTES:
+                    raise BodyTooLarge(f"the body has more than {_SMALL_NBYTES} bytes")
+    except TimeoutError:
+        raise BodyTooSlow(f"the body did not arrive within {_SMALL_TIMEOUT_S:g} s") from None
+    return bytes(body)
 
 
 class _Sink:

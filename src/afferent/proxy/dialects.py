@@ -134,6 +134,12 @@ MESSAGES: Final = AnthropicDialect(name="anthropic_messages", path="/v1/messages
 COUNT_TOKENS: Final = AnthropicDialect(
     name="anthropic_count_tokens", path="/v1/messages/count_tokens"
 )
+FILES: Final = OpenAIDialect(
+    name="openai_files", path="/v1/files", id_prefix="request-", names_error_events=False
+)
+ANTHROPIC_FILES: Final = AnthropicDialect(
+    name="anthropic_files", path="/v1/files", id_prefix="req_"
+)
 NONE: Final = OpenAIDialect(name="", path="", id_prefix="request-", names_error_events=False)
 """Format of errors at every other path."""
 

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from afferent.errors import UnsupportedParameter
+from afferent.files.stored_file import StoredFile
 from afferent.items import document_parts
 from afferent.items.documents import Page
 from afferent.items.request import Detail, DocumentPart, SeenMedia
@@ -25,14 +26,14 @@ class Place:
 
     Attributes:
         modality: Modality of the item.
-        source: A URL, or the marker of one that was cut out; the image of a document's page;
-            ``None`` if known by its ``uuid``.
+        source: A URL, the marker of one that was cut out, or a stored file; the image of a
+            document's page; ``None`` if known by its ``uuid``.
         uuid: Client's name of the item.
         is_bare: Whether only the base64 of the item is written there, and no URL.
     """
 
     modality: Modality
-    source: str | RawMedia | SeenMedia | None
+    source: str | RawMedia | SeenMedia | StoredFile | None
     uuid: str | None = None
     is_bare: bool = False
 
@@ -49,7 +50,8 @@ class DocumentPlace:
     """A document (a PDF, for example) in a body. Its pages take its place, or it stays unchanged.
 
     Attributes:
-        part: The document; its source is a URL, or the marker of one that was cut out.
+        part: The document; its source is a URL, the marker of one that was cut out, or a stored
+            file.
         form: Form of the parts of its pages: that of the part that they replace.
         nodes: What is written in its place.
         media_type: Media type beside it, if there is one.
@@ -67,9 +69,9 @@ class DocumentPlace:
     places: list[Place] = field(default_factory=list)
 
     @property
-    def source(self) -> str:
-        """URL of the document, or its marker."""
-        return self.part.source if isinstance(self.part.source, str) else ""
+    def source(self) -> str | StoredFile:
+        """URL of the document, or its marker; or the stored file."""
+        return self.part.source if isinstance(self.part.source, str | StoredFile) else ""
 
     def show(self, pages: Sequence[Page]) -> None:
         """Put the pages in the place of the document, as images and texts."""
@@ -173,19 +175,24 @@ _string = msgspec.json.Decoder(str)
 
 
 def file_place(
-    file: bytes | Mapping[str, bytes], form: Form, part: dict[str, object]
+    file: bytes | Mapping[str, bytes],
+    form: Form,
+    part: dict[str, object],
+    *,
+    stored: StoredFile | None = None,
 ) -> DocumentPlace | None:
     """Return the location of a file in a part of OpenAI's APIs; ``None`` if it has no bytes.
 
     Args:
         file: JSON of the file, or its members.
         part: The part, which may stay unchanged.
+        stored: The stored file that it names.
 
     Raises:
         InvalidRequest: Its pages are no range.
     """
     found = _read(_file, file)
-    if found is None or (source := found.file_data or found.file_url) is None:
+    if found is None or (source := stored or found.file_data or found.file_url) is None:
         return None
     document = document_parts.document(
         *(source, "a file"), pages=found.pages, dpi=found.dpi, detail=found.detail
@@ -194,7 +201,11 @@ def file_place(
 
 
 def block_place(
-    members: Mapping[str, bytes], part: dict[str, object], *, keeps_form: bool
+    members: Mapping[str, bytes],
+    part: dict[str, object],
+    *,
+    keeps_form: bool,
+    stored: StoredFile | None = None,
 ) -> DocumentPlace | Blocks | None:
     """Return the location of a document of Anthropic's API; ``None`` if it is data.
 
@@ -202,6 +213,7 @@ def block_place(
         members: The block's.
         part: The block, which may stay unchanged.
         keeps_form: Whether images are base64, and not URLs.
+        stored: The stored file that it names.
 
     Raises:
         UnsupportedParameter: Citations are requested.
@@ -220,6 +232,7 @@ def block_place(
     before: list[object] = [form.text(text) for text in (block.title, block.context) if text]
     source, media_type = block.source, block.source.media_type or ""
     content = bytes(source.content)
+    url: str | StoredFile
     match source.type:
         case "text" if source.data is not None:
             return Blocks([*before, form.text(source.data)])
@@ -233,6 +246,8 @@ def block_place(
             url = source.data if is_marker else f"data:{media_type};base64,{source.data}"
         case "url" if source.url is not None:
             media_type, url = "", source.url
+        case "file" if stored is not None:
+            url = stored
         case _:
             return None
     document = document_parts.document(url, "a document", pages=block.pages, dpi=block.dpi)

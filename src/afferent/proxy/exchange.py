@@ -22,6 +22,8 @@ from afferent.engines.upstream import (
     UpstreamRequest,
 )
 from afferent.errors import AfferentError, BodyTooLarge, EngineUnavailable, InvalidRequest
+from afferent.files.file_store import FileStore
+from afferent.items.file_ids import look_up
 from afferent.media.body.raw import RawMedia
 from afferent.media.body.received import ReceivedBody
 from afferent.proxy import counting, media_locations
@@ -108,16 +110,18 @@ class Passage:
         tenancy: Tenancy,
         *,
         inline: InlineStage | None = None,
+        files: FileStore | None = None,
     ) -> None:
         """Create it.
 
         Args:
+            files: Store of the files that requests name, if there is one.
             inline: Writes media into bodies, for an upstream that reads no arena.
         """
         self._store, self._gate, self._upstream, self._stage = store, gate, upstream, stage
         self._settings, self._access, self._scopes = settings, access, scopes
         self._load = LoadReports(store, gate)
-        self._tenancy, self._inline = tenancy, inline
+        self._tenancy, self._inline, self._files = tenancy, inline, files
         counting.APIS.update({OTHER, *(api.name for api in DIALECTS.values())})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -202,6 +206,7 @@ class Passage:
             *(body.json, path),
             keeps_form=keeps_form,
             has_documents=stage.items.shows_documents,
+            files=await look_up(body.json, self._files, tenant=tenant),
         )
         shown, media = documents_in(document, body), dict(body.media)
         sources = {place.source for place in document.places} | {each.source for each in shown}

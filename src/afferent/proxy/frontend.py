@@ -29,7 +29,8 @@ from afferent.engines import registry
 from afferent.engines.ahead import Ahead
 from afferent.engines.contract import Backend, Caller, UpstreamKind
 from afferent.engines.upstream import NameOf, Upstream
-from afferent.errors import ConfigError
+from afferent.errors import ConfigError, FilesUnavailable
+from afferent.files.file_store import FileLimits, FileStore, open_store
 from afferent.items.item import Processor
 from afferent.items.stage import ItemSettings, ItemStage
 from afferent.media.families.reencoded import ReencodedFamily
@@ -43,6 +44,7 @@ from afferent.proxy.browsers import BrowserGuard
 from afferent.proxy.counting import count_lateness
 from afferent.proxy.doors import Doors
 from afferent.proxy.exchange import Passage
+from afferent.proxy.file_api import FileApi, file_app
 from afferent.proxy.http_server.connection import guard
 from afferent.proxy.http_server.origins import is_loopback, own_names
 from afferent.proxy.http_server.server import HttpServer
@@ -76,6 +78,7 @@ _WRITE_S = 300.0
 """Write timeout for the available part of an answer: 32 KiB a second."""
 _REFERENCE_S = 300.0
 """The backend reads the media of a request when it begins to process it."""
+_SWEEP_S = 300.0
 _HEARS_WITHIN_S, _LOOK_AGAIN_S = 2.0, 0.02
 """Limit of the wait for an engine before a new frontend accepts requests; interval of polls."""
 
@@ -109,6 +112,7 @@ class Parts:
     board: Board | None
     tracing: Tracing | None
     timeout_s: float
+    files: FileStore | None = None
 
     @property
     def folder(self) -> Path:
@@ -158,6 +162,7 @@ class Parts:
                 accepted=accepted,
                 tenant_secret=tenant_secret if self.access.has_tenants else b"",
                 name_of=name_of,
+                files=self.files,
             ),
         )
 
@@ -198,6 +203,9 @@ async def serve(
     doors = Doors(child.board, child.name) if child.board is not None else None
     access = Access(store, api_key=config.api_key, tenants=config.tenants, doors=doors)
     tracing = Tracing.of_environment(model_name=settings.model_name)
+    files = open_store(config.files_store, FileLimits.of(config)) if config.files_store else None
+    if files is not None:
+        background.append(asyncio.create_task(_keep_swept(files)))
     made = make(
         Parts(
             settings=settings,
@@ -207,6 +215,7 @@ async def serve(
             board=child.board,
             tracing=tracing,
             timeout_s=config.timeout_s(is_upstream=is_upstream),
+            files=files,
         )
     )
     stack = contextlib.ExitStack()
@@ -230,8 +239,18 @@ async def serve(
             task.cancel()
         stack.close()
         await made.close()
+        if files is not None:
+            files.close()
         if tracing is not None:
             tracing.close()
+
+
+async def _keep_swept(files: FileStore) -> None:
+    """Delete expired files, and what dead processes have left."""
+    while True:
+        with contextlib.suppress(FilesUnavailable):  # logged
+            await files.run(files.sweep)
+        await asyncio.sleep(_SWEEP_S)
 
 
 async def _hear_of_engine(has_engine: Callable[[], bool]) -> None:
@@ -281,13 +300,17 @@ def _in_front(upstream: Upstream, base: Parts) -> Made:
     passage = Passage(
         *(base.store, base.gate, upstream, stage, settings, base.access, scopes, tenancy),
         inline=inline,
+        files=base.files,
     )
+    files = None if base.files is None else FileApi(base.files, scopes, settings)
     app = UpstreamFrontend(
         passage,
         SocketPassage(upstream, base.access, scopes),
         *(base.store, upstream, base.board, ItemLookup(base.store, base.access)),
         makes_features=family is not None,
         page_port=settings.page_port,
+        # An upstream of another kind than vLLM may store files itself.
+        files=file_app(files) if files is not None or upstream.reads_arena else None,
     )
     return Made(
         app, stage.close, upstream.stats, lambda: upstream.is_ready, websocket_paths=SOCKET_PATHS

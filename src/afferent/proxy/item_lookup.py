@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import Annotated, Final
 
@@ -11,16 +10,15 @@ from msgspec import Meta, Struct
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from afferent.errors import AfferentError, BodyTooLarge, BodyTooSlow, InvalidRequest
+from afferent.errors import AfferentError, InvalidRequest
 from afferent.proxy.auth import Access
+from afferent.proxy.body import read_small_body
 from afferent.proxy.responses import json_answer, new_id, refusal
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import MAX_ITEMS
 from afferent.store.protocol.results import StoredItem
 
 PATH: Final = "/v1/items/lookup"
-_MAX_BODY_NBYTES = 1 << 20
-_BODY_TIMEOUT_S = 30.0
 _NAME: Final = re.compile(r"[0-9a-f]{64}(?:[0-9a-f]{64})?")
 
 
@@ -73,19 +71,11 @@ async def _names(request: Request) -> list[str]:
     """Read the names.
 
     Raises:
-        BodyTooLarge: The body is larger than names can be.
-        BodyTooSlow: It did not arrive in time.
+        BodyTooLarge: See `read_small_body`.
+        BodyTooSlow: Likewise.
         InvalidRequest: It has no list of names.
     """
-    body = bytearray()
-    try:
-        async with asyncio.timeout(_BODY_TIMEOUT_S):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > _MAX_BODY_NBYTES:
-                    raise BodyTooLarge(f"the body has more than {_MAX_BODY_NBYTES} bytes")
-    except TimeoutError:
-        raise BodyTooSlow(f"the body did not arrive within {_BODY_TIMEOUT_S:g} s") from None
+    body = await read_small_body(request)
     try:
         names = _decoder.decode(body).names
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -16,7 +16,10 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from afferent.errors import InvalidRequest
+from afferent.errors import InvalidRequest, UnsupportedMedia
+from afferent.files.known_files import NO_FILES, KnownFiles
+from afferent.files.stored_file import StoredFile
+from afferent.items.file_kinds import kind_of_stored
 from afferent.items.request import MediaPart
 from afferent.media.body.cutter import MediaKeys, spelled
 from afferent.media.body.json_path import ELEMENT
@@ -196,7 +199,7 @@ def _strings(location: Location) -> Iterator[tuple[str, ...]]:
             yield ()
 
 
-_FILE_KEYS: Final = ("file", "file_data", "file_url")
+_FILE_KEYS: Final = ("file", "file_id", "file_data", "file_url")
 _URL_KEYS: Mapping[str, Modality] = {
     "image_url": Modality.IMAGE,
     "audio_url": Modality.AUDIO,
@@ -210,6 +213,11 @@ _KEY_OF_TYPE: Mapping[str, str] = {
 """Key of the item, by the type of a part."""
 _KEYS_WITHOUT_TYPE: Final = ("image_url", "audio_url", "input_audio", "video_url")
 """Keys of a part without a type, or with a name: the first existing one counts, as in vLLM."""
+
+_FILE_PARTS: Final = ("input_image", "input_file")
+"""Parts of the Responses API that may name a stored file."""
+_STORED_KEYS: Final = (*_FILE_KEYS, "filename", "image_url", "pages", "dpi")
+"""Keys of a part that are left out with the id of a file."""
 
 _TELLING = re.compile(
     "|".join(
@@ -353,7 +361,12 @@ def _spliced(node: object) -> list[object]:
 
 
 def find(
-    body: bytes, path: str, *, keeps_form: bool = False, has_documents: bool = False
+    body: bytes,
+    path: str,
+    *,
+    keeps_form: bool = False,
+    has_documents: bool = False,
+    files: KnownFiles = NO_FILES,
 ) -> Document:
     """Find the media of a request.
 
@@ -362,17 +375,20 @@ def find(
         keeps_form: Whether base64 without a URL stays so, for an upstream that gets the media in
             the body. If not, each item becomes a URL.
         has_documents: Whether documents are found, too; else they are data.
+        files: Stored files that the body names. Without a store, ids of files are data.
 
     Raises:
         InvalidRequest: It is not JSON, in the part that was parsed, or it chooses pages of a
             document that are no range.
         UnsupportedParameter: It asks for citations of a document.
+        FileNotFound: It names a file that does not exist.
+        UnsupportedMedia: It names a file of no supported kind.
     """
     location = TABLE.get(path)
     if location is None:
         return Document(body, body, [])
     try:
-        finder = _Finder(keeps_form=keeps_form, has_documents=has_documents)
+        finder = _Finder(keeps_form=keeps_form, has_documents=has_documents, files=files)
         root = finder.open(body, location)
         options: dict[str, bytes] = {}
         is_read_once = path in ONE_PROMPT
@@ -405,10 +421,10 @@ def _has_only_functions(tools: bytes) -> bool:
 class _Finder:
     """Parser that collects media locations, in order."""
 
-    def __init__(self, *, keeps_form: bool, has_documents: bool) -> None:
+    def __init__(self, *, keeps_form: bool, has_documents: bool, files: KnownFiles) -> None:
         self.found: list[Place | DocumentPlace] = []
         self.has_changed = False
-        self._keeps_form, self._has_documents = keeps_form, has_documents
+        self._keeps_form, self._has_documents, self._files = keeps_form, has_documents, files
 
     def open(self, raw: bytes, location: Location) -> object:
         """Parse a piece of JSON where media are possible; the rest stays unchanged."""
@@ -457,9 +473,11 @@ class _Finder:
             self.found.append(place)
         return place
 
-    def _document(self, found: dict[str, bytes]) -> DocumentPlace | _Splice | None:
+    def _document(
+        self, found: dict[str, bytes], stored: StoredFile | None
+    ) -> DocumentPlace | _Splice | None:
         """Return what stands in the place of a document block; ``None`` if it is data."""
-        place = block_place(found, dict(found), keeps_form=self._keeps_form)
+        place = block_place(found, dict(found), keeps_form=self._keeps_form, stored=stored)
         if isinstance(place, Blocks):
             self.has_changed = True
             content = _array.decode(place.content)
@@ -471,6 +489,8 @@ class _Finder:
 
     def _part(self, found: dict[str, bytes]) -> object:
         """Replace the item of a part by its location, if it has one."""
+        if self._files.has_store and (part := self._stored(found)) is not None:
+            return part
         if self._has_documents and (file := self._file(found)) is not None:
             return file
         has_name = found.get("uuid", b"null") != b"null"
@@ -487,6 +507,57 @@ class _Finder:
             if isinstance(place, Place):
                 self._name(opened, found["uuid"], place)
         return opened
+
+    def _stored(self, found: dict[str, bytes]) -> object | None:
+        """Return the part for a stored file; ``None`` if the part names none."""
+        kind = _text(found.get("type"))
+        inner = found
+        if kind == "file" and found.get("file", b"")[:1] == b"{":
+            inner = self._members(found["file"])
+        id = _text(inner.get("file_id"))
+        if id is None or kind not in ("file", *_FILE_PARTS):
+            return None
+        stored = self._files.find(id, "file_id")
+        modality = Modality.IMAGE if kind == "input_image" else kind_of_stored(stored, "file_id")
+        if not isinstance(modality, Modality):
+            self._check_shown()
+            form = CHAT_FORM if kind == "file" else RESPONSES_FORM
+            place = file_place(inner, form, dict(found), stored=stored)
+            if place is not None:
+                self.found.append(place)
+            return place
+        rest: dict[str, object] = {k: v for k, v in found.items() if k not in _STORED_KEYS}
+        if modality is Modality.AUDIO and self._keeps_form:
+            data = self._place(modality, stored, is_bare=True)
+            sound = {"data": data, "format": msgspec.json.encode(_audio_format(stored))}
+            return {**rest, "type": b'"input_audio"', "input_audio": sound}
+        at = self._place(modality, stored)
+        if modality is Modality.IMAGE and kind in _FILE_PARTS:
+            return {**rest, "type": b'"input_image"', "image_url": at}
+        return {**rest, "type": b'"%b_url"' % modality.encode(), f"{modality}_url": {"url": at}}
+
+    def _check_shown(self) -> None:
+        """
+        Raises:
+            UnsupportedMedia: Documents are passed on as they are.
+        """
+        if not self._has_documents:
+            raise UnsupportedMedia(
+                "documents are passed on as they are here (--document-content forward), which is "
+                "not possible for a stored one: send its data",
+                param="file_id",
+            )
+
+    def _stored_block(self, found: dict[str, bytes]) -> StoredFile | None:
+        """Return the stored file of a document of Anthropic's API; ``None`` if it names none."""
+        source = self._members(found["source"]) if found.get("source", b"")[:1] == b"{" else {}
+        id = _text(source.get("file_id"))
+        if id is None or _text(source.get("type")) != "file" or not self._files.has_store:
+            return None
+        stored = self._files.find(id, "file_id")
+        if kind_of_stored(stored, "file_id") in (Modality.AUDIO, Modality.VIDEO):
+            raise UnsupportedMedia("Messages takes images and documents", param="file_id")
+        return stored
 
     @staticmethod
     def _key_of(found: dict[str, bytes], *, has_name: bool) -> str | None:
@@ -508,8 +579,14 @@ class _Finder:
     def _block(self, found: dict[str, bytes], block: Block) -> object:
         is_in_result = block.is_in_result
         match _text(found.get("type")):
-            case "document" if self._has_documents and not block.is_in_document:
-                if (shown := self._document(found)) is not None:
+            case "document" if not block.is_in_document:
+                stored = self._stored_block(found)
+                if stored is not None and kind_of_stored(stored, "file_id") is Modality.IMAGE:
+                    return {"type": b'"image"', "source": self._as_source({}, stored)}
+                if stored is not None:
+                    self._check_shown()
+                shown = self._document(found, stored) if self._has_documents else None
+                if shown is not None:
                     return shown
             case "image" if "source" in found:
                 return {**found, "source": self._source(found["source"])}
@@ -575,9 +652,12 @@ class _Finder:
             media_type = _text(inner.get("media_type")) or ""
             source = text if ":" in text else f"data:{media_type};base64,{text}"
             return self._as_source({}, source)
+        id = _text(inner.get("file_id"))
+        if kind == "file" and id is not None and self._files.has_store:
+            return self._as_source({}, self._files.find(id, "file_id"))
         return value
 
-    def _as_source(self, inner: dict[str, bytes], source: str) -> object:
+    def _as_source(self, inner: dict[str, bytes], source: str | StoredFile) -> object:
         """Return the source of an image: a URL, or base64 where documents keep their form."""
         place = self._place(Modality.IMAGE, source, is_bare=self._keeps_form)
         return {**({} if self._keeps_form else inner), **image_source(place)}
@@ -586,10 +666,18 @@ class _Finder:
     def _members(raw: bytes) -> dict[str, bytes]:
         return {key: bytes(value) for key, value in _object.decode(raw).items()}
 
-    def _place(self, modality: Modality, source: str | None, *, is_bare: bool = False) -> Place:
+    def _place(
+        self, modality: Modality, source: str | StoredFile | None, *, is_bare: bool = False
+    ) -> Place:
         place = Place(modality, source, is_bare=is_bare)
         self.found.append(place)
         return place
+
+
+def _audio_format(file: StoredFile) -> str:
+    """Return the format that OpenAI's API names for a file of audio."""
+    kind = file.media_type.partition("/")[2] or "wav"
+    return {"mpeg": "mp3", "x-wav": "wav"}.get(kind, kind)
 
 
 def _text(value: bytes | None) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from afferent.admission.shares import Share
+from afferent.files.stored_file import StoredFile
 from afferent.items.file_kinds import kind_of_file, kind_of_name
 from afferent.items.request import ItemRequest
 from afferent.items.stage import ItemStage
@@ -47,7 +48,12 @@ async def show(
         TooManyItems: There are too many documents or pages.
         Unavailable: Try again.
     """
-    parts = [replace(place.part, source=media.pop(place.source, place.source)) for place in places]
+    parts = [
+        replace(place.part, source=media.pop(place.source, place.source))
+        if isinstance(place.source, str)
+        else place.part
+        for place in places
+    ]
     items.documents.check(parts, has_features=not keeps_bytes)
     others = ItemRequest(request_id, document.parts(dict(media)), share)
     found = await items.documents.read(
@@ -59,6 +65,8 @@ async def show(
 
 def _is_document(place: DocumentPlace, body: ReceivedBody) -> bool:
     source, name = place.source, place.name
+    if isinstance(source, StoredFile):
+        return True
     cut = body.cut.get(source)
     if cut is not None:
         return kind_of_file(cut.media_type or place.media_type, name) is DOCUMENT

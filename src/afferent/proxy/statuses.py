@@ -13,6 +13,8 @@ _STATUS: dict[type[e.AfferentError], int] = {
     e.ResponseNotFound: 404,
     e.SessionNotFound: 404,
     e.SessionContinued: 409,
+    e.FileNotFound: 404,
+    e.StorageQuotaExceeded: 403,
     e.NotAuthenticated: 401,
     e.BodyTooLarge: 413,
     e.BodyTooSlow: 408,

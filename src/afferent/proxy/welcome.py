@@ -15,8 +15,13 @@ from afferent.proxy.responses import json_answer
 
 _OLLAMA: Final = frozenset({"/api/chat", "/api/generate", "/api/tags", "/api/show", "/api/embed"})
 _OTHERS: Final = (
-    *("/v1/embeddings", "/v1/audio/", "/v1/images/", "/v1/files", "/v1/uploads", "/v1/batches"),
+    *("/v1/embeddings", "/v1/audio/", "/v1/images/", "/v1/batches"),
     *("/v1/moderations", "/v1/assistants", "/v1/threads", "/v1/conversations", "/v1/realtime"),
+)
+FILES: Final = ("/v1/files", "/v1/uploads")
+"""Paths of the APIs for stored files."""
+NOT_STORED: Final = (
+    "this server stores no files: set --files-store to a folder, or to the URL of an object store"
 )
 _PAGE: Final = Template("""<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -63,6 +68,11 @@ def welcome(request: Request, *, page_port: int) -> Response:
     return HTMLResponse(text, headers={"content-security-policy": _POLICY})
 
 
+def is_of_files(path: str) -> bool:
+    """Whether a path is one of the APIs for stored files."""
+    return path in FILES or path.startswith(tuple(f"{each}/" for each in FILES))
+
+
 def hint_for(path: str, known: Collection[str]) -> str:
     """Return the next step for a client that has requested a path that does not exist.
 
@@ -75,6 +85,8 @@ def hint_for(path: str, known: Collection[str]) -> str:
         return f"the base URL lacks /v1: the path is /v1{path[:200]}"
     if path in _OLLAMA:
         return "this is a path of Ollama's API, which is not served; use /v1/chat/completions"
+    if is_of_files(path) and FILES[0] not in known:
+        return NOT_STORED
     if path.startswith(_OTHERS):
         return (
             f"{path[:200]} is not served by the built-in engine; GET /openapi.json lists what is, "

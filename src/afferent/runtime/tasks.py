@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Executor
 from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
@@ -19,7 +20,16 @@ async def in_thread(work: Callable[P, Result], *args: P.args, **kwargs: P.kwargs
     A cancelled call still waits for the thread: the memory that it writes into may be reused after
     that.
     """
-    running = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    return await _ended(asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs)))
+
+
+async def in_pool(pool: Executor, work: Callable[[], Result]) -> Result:
+    """Run ``work`` in a thread of ``pool``; all else is as for `in_thread`."""
+    return await _ended(asyncio.get_running_loop().run_in_executor(pool, work))
+
+
+async def _ended(running: asyncio.Future[Result]) -> Result:
+    """Return the result of a call, and wait for its end in every case."""
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:

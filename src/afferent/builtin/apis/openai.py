@@ -10,9 +10,10 @@ from msgspec import Meta, Struct
 
 from afferent.builtin.apis.schema import ConversationRequest, Stop
 from afferent.builtin.pipeline.request import ScoredToken, Usage
-from afferent.errors import InvalidRequest, UnsupportedMedia, UnsupportedParameter
+from afferent.errors import InvalidRequest
+from afferent.files.stored_file import StoredFile
 from afferent.items import document_parts
-from afferent.items.file_kinds import kind_of_file, kind_of_name
+from afferent.items.file_kinds import kind_of_file, kind_of_name, kind_of_stored, known_kind
 from afferent.items.request import Detail, DocumentPart, MediaPart
 from afferent.media.body.cutter import MediaKeys
 from afferent.media.body.raw import RawMedia
@@ -33,7 +34,7 @@ Stops = Stop | Annotated[list[Stop], Meta(max_length=4)]
 
 
 class InputFile(Struct):
-    """File of a request: its bytes as a ``data:`` URL, or a URL.
+    """File of a request: its bytes as a ``data:`` URL, a URL, or the id of a stored file.
 
     ``pages`` and ``dpi`` choose pages of a document, and their resolution.
     """
@@ -55,26 +56,24 @@ def read_file(
     Raises:
         InvalidRequest: It has no source, or several.
         UnsupportedMedia: It is none of the supported kinds.
+        FileNotFound: There is no file with its id.
     """
-    url = only(where, file_data=file.file_data, file_url=file.file_url, file_id=file.file_id)
-    kind: FileKind | None
-    if file.file_data is None:
+    source = only(where, file_data=file.file_data, file_url=file.file_url, file_id=file.file_id)
+    given: str | RawMedia | StoredFile = media.pop(source, source)
+    kind: FileKind
+    if file.file_id is not None:
+        given = body.files.find(source, f"{where}.file_id")
+        kind = kind_of_stored(given, where)
+    elif file.file_data is None:
         # Many URLs of PDFs have no suffix, and the bytes decide.
-        kind = kind_of_name(file.filename or "") or kind_of_name(url) or DOCUMENT
+        kind = kind_of_name(file.filename or "") or kind_of_name(source) or DOCUMENT
     else:
-        kind = kind_of_file(_media_type(url, body, where), file.filename)
-    source = media.pop(url, url)
-    match kind:
-        case None:
-            raise UnsupportedMedia(
-                "a file is an image, audio, a video or a document, by its media type or its name",
-                param=where,
-            )
-        case DocumentKind():
-            return document_parts.document(
-                *(source, where), pages=file.pages, dpi=file.dpi, detail=file.detail
-            )
-    return MediaPart(kind, source, file.detail or "auto")
+        kind = known_kind(kind_of_file(_media_type(source, body, where), file.filename), where)
+    if isinstance(kind, DocumentKind):
+        return document_parts.document(
+            *(given, where), pages=file.pages, dpi=file.dpi, detail=file.detail
+        )
+    return MediaPart(kind, given, file.detail or "auto")
 
 
 def _media_type(url: str, body: ReceivedBody, where: str) -> str:
@@ -86,18 +85,15 @@ def _media_type(url: str, body: ReceivedBody, where: str) -> str:
     return head[5:].partition(";")[0]
 
 
-def only(where: str, *, file_id: str | None, **urls: str | None) -> str:
-    """Return the only given URL.
+def only(where: str, **sources: str | None) -> str:
+    """Return the only given source of a part.
 
     Raises:
-        UnsupportedParameter: A file's id is given.
         InvalidRequest: There is none, or more than one.
     """
-    if file_id is not None:
-        raise UnsupportedParameter("files by id are not supported", param=f"{where}.file_id")
-    given = [url for url in urls.values() if url is not None]
+    given = [source for source in sources.values() if source is not None]
     if len(given) != 1:
-        raise InvalidRequest(f"{where} needs {any_of(urls)}", param=where)
+        raise InvalidRequest(f"{where} needs {any_of(sources)}", param=where)
     return given[0]
 
 

@@ -26,17 +26,19 @@ from afferent.builtin.http.status import Status
 from afferent.builtin.pipeline.conversations import History
 from afferent.builtin.pipeline.pipeline import Pipeline
 from afferent.errors import InvalidRequest
+from afferent.files.file_store import FileStore
 from afferent.proxy import item_lookup
 from afferent.proxy.answer_headers import REPORTED
 from afferent.proxy.app_settings import AppSettings
 from afferent.proxy.auth import Access
 from afferent.proxy.dialects import NONE
+from afferent.proxy.file_api import FileApi, refused
 from afferent.proxy.item_lookup import ItemLookup
 from afferent.proxy.load import LoadReports
 from afferent.proxy.request_scope import RequestScopes
 from afferent.proxy.responses import IGNORED, json_answer, new_id, path_of, refusal
 from afferent.proxy.tenancy import Tenancy
-from afferent.proxy.welcome import hint_for, welcome
+from afferent.proxy.welcome import hint_for, is_of_files, welcome
 from afferent.runtime.heartbeat import Board
 
 _NO_METHOD = "the endpoint has no such method"
@@ -56,6 +58,7 @@ class Frontend:
         board: Board | None = None,
         tenancy: Tenancy | None = None,
         now_s: Callable[[], float] = time.time,
+        files: FileStore | None = None,
     ) -> None:
         """Create the endpoints.
 
@@ -64,6 +67,7 @@ class Frontend:
             board: Heartbeat table of the server's processes, if there is one.
             tenancy: Makes the salts of tenants in rendered prompts.
             now_s: Returns the Unix time, for live sessions.
+            files: Store of the clients' files, if there is one.
         """
         access = access or Access(pipeline.store)
         history = History(pipeline.store)
@@ -80,6 +84,7 @@ class Frontend:
                 *(api, pipeline, gate, settings, scopes, history, load),
                 prompts=prompts,
                 tenancy=tenancy,
+                files=files,
             )
 
         def routes(api: Api) -> Iterator[Route]:
@@ -103,6 +108,7 @@ class Frontend:
             ),
             *status.routes(),
             Route(item_lookup.PATH, ItemLookup(pipeline.store, access).answer, methods=["POST"]),
+            *(FileApi(files, scopes, settings).routes() if files is not None else ()),
             Route("/openapi.json", self._describe),
         ]
         self._paths = frozenset(route.path for route in self._routes)
@@ -155,9 +161,11 @@ class Frontend:
             status, headers = error.status_code, error.headers
         path = path_of(request)
         why = hint_for(path, self._paths) if status == 404 else _NO_METHOD
-        refused = InvalidRequest(why if status in (404, 405) else "the request was refused")
-        api = self._apis.get(path, NONE)
-        request_id = new_id(api.id_prefix)
-        answer = refusal(refused, request_id, api, status=status)
+        why = why if status in (404, 405) else "the request was refused"
+        if is_of_files(path):
+            answer = refused(request, why, status=status)
+        else:
+            api = self._apis.get(path, NONE)
+            answer = refusal(InvalidRequest(why), new_id(api.id_prefix), api, status=status)
         answer.headers.update(headers or {})
         return answer

@@ -26,6 +26,8 @@ from afferent.builtin.pipeline.conversations import History
 from afferent.builtin.pipeline.pipeline import Pipeline
 from afferent.builtin.pipeline.render import generate_request, rendered_body
 from afferent.builtin.pipeline.request import GenerateRequest, Output, PromptInfo, Rendered
+from afferent.files.file_store import FileStore
+from afferent.items.file_ids import look_up
 from afferent.media.body.received import ReceivedBody
 from afferent.proxy import counting
 from afferent.proxy.answer_headers import with_report
@@ -79,6 +81,7 @@ class Endpoint:
         load: LoadReports,
         prompts: PromptReader[Any] | None = None,
         tenancy: Tenancy | None = None,
+        files: FileStore | None = None,
     ) -> None:
         """Create it.
 
@@ -86,7 +89,9 @@ class Endpoint:
             prompts: Reads the requests for a prompt, if not the API does.
             tenancy: Makes the salts of tenants in rendered prompts; without it, they are the
                 clients' own.
+            files: Store of the files that requests name, if there is one.
         """
+        self._files = files
         self._api, self._pipeline, self._gate = api, pipeline, gate
         self._prompts, self._tenancy = prompts, tenancy
         self._settings, self._scopes = settings, scopes
@@ -163,9 +168,10 @@ class Endpoint:
             knows=partial(self._pipeline.knows, exchange.own.id, share.tenant),
         )
         body = await reader.read(exchange.request)
+        files = await look_up(body.json, self._files, tenant=share.tenant)
         copied = sum(item.nbytes for item in body.media.values())
         trace.stage(start_ns, "read_body", copied_nbytes=copied, note=f"{body.nbytes} bytes")
-        return body, share
+        return replace(body, files=files), share
 
     async def _read(self, exchange: _Exchange) -> Call:
         body, share = await self._receive(exchange)

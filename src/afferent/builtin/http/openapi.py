@@ -13,6 +13,7 @@ from starlette.routing import Route
 from afferent import __version__
 from afferent.builtin.apis.api import Api
 from afferent.errors import InvalidRequest, Param, walk
+from afferent.proxy.file_endpoint import FileEndpoint
 from afferent.proxy.item_lookup import PATH as LOOKUP_PATH
 from afferent.proxy.item_lookup import LookupRequest
 from afferent.proxy.statuses import status_of
@@ -65,6 +66,8 @@ def document(
             operation["requestBody"] = {"required": True, "content": content}
         elif route.path == LOOKUP_PATH:
             operation["requestBody"] = {"required": True, "content": _json(lookup_schema)}
+        elif isinstance(route.endpoint, FileEndpoint) and route.endpoint.body is not None:
+            operation["requestBody"] = {"required": True, "content": route.endpoint.body}
         if route.path in streamed:
             # Tools disagree on a schema of events: the whole text, or each event.
             operation["responses"]["200"]["content"]["text/event-stream"] = {}
@@ -88,9 +91,11 @@ def _operation(route: Route) -> dict[str, Any]:
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in route.param_convertors
     ]
-    is_text = route.path in _TEXTS
-    text = {"text/plain": {"schema": {"type": "string"}}}
-    content = text if is_text else _json({"type": "object"})
+    content: dict[str, Any] = _json({"type": "object"})
+    if route.path in _TEXTS:
+        content = {"text/plain": {"schema": {"type": "string"}}}
+    elif isinstance(route.endpoint, FileEndpoint):
+        content = {route.endpoint.answer_type: {}}
     answer = {"description": "The answer", "content": content}
     return {"summary": summary, "parameters": parameters, "responses": {"200": answer}}
 

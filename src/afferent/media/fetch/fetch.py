@@ -26,7 +26,7 @@ from afferent.media.body.pace import Pace
 from afferent.media.fetch.delivery import Budget, Delivery, MakeRoom, Sink
 from afferent.media.fetch.dial import BoundedStream, CheckedBackend, Resolve, Resolver
 from afferent.media.fetch.fetch_policy import Target, check_redirect, check_url
-from afferent.media.fetch.files import FileRoots, OpenFile, ReadFile
+from afferent.media.fetch.files import FileRoots, Readable, ReadFile
 from afferent.media.fetch.places import FairPlaces, PlacesByName, User
 from afferent.media.fetch.url_memory import fresh_s as freshness
 from afferent.runtime.exhaustion import blamed
@@ -194,10 +194,14 @@ class Fetcher:
 
 @dataclass(frozen=True, slots=True)
 class WantedFile:
-    """File that may have up to ``max_nbytes``."""
+    """File that may have up to ``max_nbytes``.
+
+    ``open`` opens one that has no ``file:`` URL.
+    """
 
     url: str
     max_nbytes: int
+    open: Callable[[], Readable] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +252,7 @@ class FetchSession:
         wanted: Sequence[WantedFile],
         make_room: Callable[[Sequence[int]], Awaitable[Sequence[memoryview]]],
     ) -> list[ReadFile]:
-        """Read and digest files by ``file:`` URL, in a thread.
+        """Read and digest files, in a thread.
 
         Args:
             make_room: Returns blocks of the given lengths in bytes.
@@ -258,11 +262,11 @@ class FetchSession:
             ForbiddenUrl: One is not a plain file under a root, or reached through a link.
             FetchFailed: One can't be read.
             MediaTooLarge: As for `fetch_into`.
+            AfferentError: ``open`` or ``read_into`` of one fails.
         """
-        opened: list[OpenFile] = []
+        opened: list[Readable] = []
         try:
-            urls = [file.url for file in wanted]
-            await in_thread(self._fetcher.files.open_files, urls, opened)
+            await in_thread(_open_each, wanted, self._fetcher.files, opened)
             for file, known in zip(wanted, opened, strict=True):
                 delivery = Delivery(_nowhere, max_nbytes=file.max_nbytes, budget=self._budget)
                 delivery.announce(known.nbytes)
@@ -279,7 +283,16 @@ class FetchSession:
         return bytes(data)
 
 
-def _read_each(files: Sequence[OpenFile], blocks: Sequence[memoryview]) -> list[ReadFile]:
+def _open_each(wanted: Sequence[WantedFile], roots: FileRoots, opened: list[Readable]) -> None:
+    """Open files, and append them to ``opened``, also before an error."""
+    for file in wanted:
+        if file.open is not None:
+            opened.append(file.open())
+        else:
+            roots.open_files([file.url], opened)
+
+
+def _read_each(files: Sequence[Readable], blocks: Sequence[memoryview]) -> list[ReadFile]:
     return [file.read_into(block) for file, block in zip(files, blocks, strict=True)]
 
 

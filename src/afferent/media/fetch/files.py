@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Protocol
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from afferent import keys
@@ -28,6 +29,17 @@ class _Root:
 
     parts: tuple[bytes, ...]
     descriptor: int
+
+
+class Readable(Protocol):
+    """Open file; see `OpenFile`."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def read_into(self, block: memoryview) -> ReadFile: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +96,7 @@ class FileRoots:
             raise
         self._roots.sort(key=lambda root: len(root.parts), reverse=True)
 
-    def open_files(self, urls: Sequence[str], opened: list[OpenFile]) -> None:
+    def open_files(self, urls: Sequence[str], opened: list[Readable]) -> None:
         """Open files, and append them to ``opened``; the caller closes those in it, also after an
         error.
 

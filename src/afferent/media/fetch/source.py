@@ -1,4 +1,4 @@
-"""Sources of media bytes that did not come with the body: media hosts, and files."""
+"""Sources of media bytes that did not come with the body: media hosts, files, stored files."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import asyncio
 import binascii
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import msgspec
 import pybase64
 
 from afferent.config import Limits
-from afferent.errors import ForbiddenUrl, InvalidMedia
+from afferent.errors import ForbiddenUrl, InternalError, InvalidMedia
+from afferent.files.file_store import FileStore, OpenedFile
+from afferent.files.stored_file import StoredFile
 from afferent.media.body.cutter import is_frames
 from afferent.media.body.raw import HeapAllowance, RawBuffer, RawMedia
 from afferent.media.body.shared_room import SharedRoom
 from afferent.media.fetch.fetch import FetchSession, WantedFile
+from afferent.media.fetch.files import Readable, ReadFile
 from afferent.runtime.tasks import gather
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.types import CreateItem, FileKind, Handle, ObjectKind
@@ -31,19 +35,29 @@ _WITHOUT_LINE_BREAKS: Final = {ord("\r"): None, ord("\n"): None}
 
 @dataclass(frozen=True, slots=True)
 class WantedMedia:
-    """Item that came as a URL."""
+    """Item that came as a URL, or as the id of a stored file."""
 
-    url: str
+    source: str | StoredFile
     modality: FileKind
+
+    @property
+    def url(self) -> str:
+        """Its URL; empty for a stored file."""
+        return self.source if isinstance(self.source, str) else ""
 
     @property
     def is_http(self) -> bool:
         """Whether it is on a media host."""
         return self.url[:4].lower() == "http"
 
+    @property
+    def is_file(self) -> bool:
+        """Whether its length is known, and it is read in one piece."""
+        return isinstance(self.source, StoredFile) or self.source[:5].lower() == "file:"
+
 
 class MediaSource:
-    """Media of one request that came as URLs.
+    """Media of one request that came as URLs, or are stored files.
 
     All are read and digested concurrently, into space that is reserved together.
     """
@@ -56,8 +70,16 @@ class MediaSource:
         limits: Limits,
         fetches: FetchSession,
         num_workers: int = 1,
+        files: FileStore | None = None,
+        tenant: str = "",
     ) -> None:
-        """Create a source; ``num_workers``: threads that read and digest files."""
+        """Create a source.
+
+        Args:
+            num_workers: Threads that read and digest files.
+            files: Store of the files of ``tenant``, if there is one.
+        """
+        self._files, self._tenant = files, tenant
         self._store, self._request_id = store, request_id
         self._limits, self._fetches = limits, fetches
         self._heap = HeapAllowance()
@@ -70,7 +92,7 @@ class MediaSource:
             InvalidMedia: Or one of its subclasses, which name the error.
             StoreFull: There is no space in the arena now.
         """
-        is_file = [item.url[:5].lower() == "file:" for item in wanted]
+        is_file = [item.is_file for item in wanted]
         files = [item for item, yes in zip(wanted, is_file, strict=True) if yes]
         others = [item for item, yes in zip(wanted, is_file, strict=True) if not yes]
         room = SharedRoom(self._store, self._request_id, num_items=len(others))
@@ -100,7 +122,10 @@ class MediaSource:
             return blocks
 
         limits = [self._limits.of(item.modality).max_nbytes for item in files]
-        asked = [WantedFile(item.url, most) for item, most in zip(files, limits, strict=True)]
+        asked = [
+            WantedFile(item.url, most, self._opener(item.source))
+            for item, most in zip(files, limits, strict=True)
+        ]
         async with self._turns:
             read = await self._fetches.read_files(asked, make_room)
         if not handles:
@@ -116,6 +141,14 @@ class MediaSource:
             RawMedia("fetch", file.nbytes, handle=handle, digest=file.digest)
             for handle, file in zip(used, read, strict=True)
         ]
+
+    def _opener(self, source: str | StoredFile) -> Callable[[], Readable] | None:
+        """Return the function that opens a stored file."""
+        if isinstance(source, str):
+            return None
+        if self._files is None:
+            raise InternalError("a file is wanted of a server without a store of files")
+        return partial(_OpenStored.of, self._files, self._tenant, source.id)
 
     async def _read_one(self, wanted: WantedMedia, room: SharedRoom) -> list[RawMedia]:
         """Read one item. A ``data:`` URL here was left in the JSON by a streaming reader: it is
@@ -139,6 +172,27 @@ class MediaSource:
         took_us = (time.monotonic_ns() - start_ns) // 1000
         raw = await buffer.finish_sealed(origin="fetch")
         return [replace(raw, fresh_s=fetched.fresh_s, took_us=max(1, took_us))]
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenStored:
+    """Stored file that is open; see `Readable`."""
+
+    file: OpenedFile
+
+    @classmethod
+    def of(cls, files: FileStore, tenant: str, id: str) -> _OpenStored:
+        return cls(files.open(tenant, id))
+
+    @property
+    def nbytes(self) -> int:
+        return self.file.nbytes
+
+    def read_into(self, block: memoryview) -> ReadFile:
+        return ReadFile(self.nbytes, self.file.read_into(block[: self.nbytes]))
+
+    def close(self) -> None:
+        self.file.close()
 
 
 def _settled(media: Sequence[RawMedia], room: SharedRoom) -> list[RawMedia]:

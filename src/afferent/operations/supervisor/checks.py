@@ -17,6 +17,7 @@ from afferent.config.sizes import format_nbytes
 from afferent.engines import registry
 from afferent.engines.contract import NO_MODEL, EngineKind, EngineSite, UpstreamKind
 from afferent.errors import ConfigError, TierUnavailable
+from afferent.files.file_store import FileLimits, open_store
 from afferent.media.families import hub
 from afferent.media.families.registry import AnyFamily, describe
 from afferent.media.families.unknown import UnknownFamily
@@ -94,6 +95,8 @@ def check(loaded: Loaded, *, may_download: bool = False) -> Checked:
     _check_page(config)
     _check_item_events(config)
     FileRoots(config.file_roots).close()
+    if config.files_store:
+        open_store(config.files_store, FileLimits.of(config)).close()
     spans.check()
     engine = registry.find(config.engine)
     if config.tier:

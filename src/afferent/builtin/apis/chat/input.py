@@ -96,6 +96,7 @@ def read_content(
 
     Raises:
         InvalidRequest: It is an item without data, URL and id.
+        FileNotFound: There is no file with its id.
         UnsupportedMedia: It is a file of no supported kind.
     """
     match part:
@@ -117,7 +118,7 @@ def read_content(
             if body is None:
                 raise UnsupportedParameter(f"{where} has a file", param=where)
             return openai.read_file(file, media, body, where)
-    if found.source is None and uuid is None:
+    if found.source is None and found.uuid is None:
         raise InvalidRequest(f"an item of {where} has no url, no data and no uuid", param=where)
     return found
 

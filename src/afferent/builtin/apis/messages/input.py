@@ -17,11 +17,13 @@ from afferent.builtin.apis import schema
 from afferent.builtin.apis.tool_calls import ToolCalls
 from afferent.builtin.pipeline.request import Message, Part, Role, TextPart
 from afferent.errors import InvalidRequest, UnsupportedParameter
+from afferent.files.stored_file import StoredFile
 from afferent.items import document_parts
+from afferent.items.file_kinds import kind_of_stored
 from afferent.items.request import MediaPart
 from afferent.media.body.raw import RawMedia
 from afferent.media.body.received import ReceivedBody
-from afferent.types import Modality
+from afferent.types import DOCUMENT, Modality
 
 
 class Text(Struct, tag="text"):
@@ -40,7 +42,9 @@ class _Url(Struct, tag="url"):
 
 
 class _File(Struct, tag="file"):
-    """File by id; declared for a clear error message."""
+    """Stored file, by its id."""
+
+    file_id: str
 
 
 class _Image(Struct, tag="image"):
@@ -125,6 +129,7 @@ class _Reader:
 
     def __init__(self, body: ReceivedBody) -> None:
         self.media: dict[str, RawMedia] = dict(body.media)
+        self._files = body.files
         self.turns: list[tuple[Role, list[Part]]] = []
         self._calls = ToolCalls()
 
@@ -160,14 +165,15 @@ class _Reader:
     def _image(self, image: _Image, where: str) -> MediaPart:
         return MediaPart(Modality.IMAGE, self._source(image.source, where))
 
-    def _source(self, source: _Base64 | _Url | _File, where: str) -> str | RawMedia:
+    def _source(self, source: _Base64 | _Url | _File, where: str) -> str | RawMedia | StoredFile:
         match source:
             case _Base64(data, media_type):
                 url = f"data:{media_type};base64,{data}"  # if it is too short to be cut out
                 return self.media.pop(data, url)
             case _Url(url):
                 return self.media.pop(url, url)
-        raise UnsupportedParameter(f"{where}: files by id are not supported", param=where)
+            case _File(id):
+                return self._files.find(id, where)
 
     def _document(self, block: _Document, where: str) -> Iterator[Part]:
         """Yield the title and the context of a document, and its content."""
@@ -188,6 +194,9 @@ class _Reader:
                     elif isinstance(inner, _Image):
                         yield self._image(inner, where)
             case source:
-                yield document_parts.document(
-                    self._source(source, where), where, pages=block.pages, dpi=block.dpi
-                )
+                given = self._source(source, where)
+                kind = kind_of_stored(given, where) if isinstance(given, StoredFile) else DOCUMENT
+                if isinstance(kind, Modality):
+                    yield MediaPart(kind, given)
+                    return
+                yield document_parts.document(given, where, pages=block.pages, dpi=block.dpi)

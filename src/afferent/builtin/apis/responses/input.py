@@ -39,7 +39,7 @@ class _InputImage(Struct, tag="input_image"):
 
 
 class _InputFile(openai.InputFile, tag="input_file"):
-    pass
+    """See `openai.InputFile`."""
 
 
 class _AudioData(Struct):
@@ -172,4 +172,6 @@ class _Reader:
     def _image(self, part: _InputImage, where: str) -> MediaPart:
         url = openai.only(where, image_url=part.image_url, file_id=part.file_id)
         detail = openai.detail_of(part.detail)
+        if part.file_id is not None:
+            return MediaPart(Modality.IMAGE, self._body.files.find(url, f"{where}.file_id"), detail)
         return MediaPart(Modality.IMAGE, self.media.pop(url, url), detail)

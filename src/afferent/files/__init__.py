@@ -1,0 +1,1 @@
+"""Files of clients, stored durably by id: in a folder, or in an object store."""
