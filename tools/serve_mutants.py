@@ -261,7 +261,7 @@ SERVE_MUTANTS: Final = (
     ),
     Mutant(
         what="plans stay pinned",
-        file="items/plan.py",
+        file="items/acquire.py",
         old="        await self._store.release(request_id, handles)\n",
         new="",
         tests=_ITEMS_TESTS,
@@ -325,7 +325,7 @@ SERVE_MUTANTS: Final = (
     Mutant(
         what="what the engine can't do is not refused",
         file=_PIPELINE,
-        old="        capabilities.check(self.engine.info, request)\n",
+        old="        capabilities.check(self.engine.info, request, has_pages=has_pages)\n",
         new="",
         tests=_PIPELINE_TESTS,
     ),
@@ -339,8 +339,8 @@ SERVE_MUTANTS: Final = (
     Mutant(
         what="a prompt is counted once for each answer",
         file=_PIPELINE,
-        old='TOKENS.labels("prompt").inc(len(engine_request.token_ids))',
-        new='TOKENS.labels("prompt").inc(len(engine_request.token_ids) * request.n)',
+        old='TOKENS.labels("prompt").inc(len(engine_request.token_ids))\n        trace',
+        new='TOKENS.labels("prompt").inc(len(engine_request.token_ids) * request.n)\n        trace',
         tests=_PIPELINE_TESTS,
     ),
     Mutant(
