@@ -6,9 +6,9 @@ python -m tools.clients_page --write
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from tests.clients.table import CLIENTS, ENVIRONMENTS, FEATURES, STRUCTURED, Client
+from tests.clients.table import CLIENTS, ENVIRONMENTS, Client
 from tools.clients_env import NODE
 from tools.written_page import DOCS, main
 
@@ -21,24 +21,18 @@ _ABOUT = """\
 
 Written by `python -m tools.clients_page --write` from the
 [programs](../tests/clients/table.py) that test each client. Every run of the tests covers OpenAI's
-and Anthropic's, `make test-clients` the others, each in its own environment. Each program covers
-these features with the built-in engine:
+and Anthropic's with the built-in engine. `make test-clients` covers all, each in its own
+environment, and `make test-clients ARGS=--vllm` also in front of a real vLLM, with the same model.
+Each program covers these features:
 
 - **text** and **image**: a question without media, and one about a picture;
 - **stream**: the answer in pieces, as they are generated;
-- **structured**: an answer that is an object of a given schema;
+- **structured**: an answer that is an object of a given schema. Clients request it by a JSON
+  schema, or as the arguments of a tool that the model has to call; both are tested where a client
+  has both;
+- **tool**: the model calls a function, and answers with its result;
 - **usage**: the number of tokens of question and answer;
 - **errors**: the server's message about an invalid request, in the client's own exception.
-"""
-
-_STRUCTURED = """\
-Clients request **structured outputs** in two ways: by a JSON schema, or as the arguments of a tool
-that the model has to call. The server supports both; these are the settings for a schema:
-"""
-
-_NOT_YET = """\
-The built-in engine does not support structured outputs yet: it refuses such requests with
-`unsupported_parameter`. In front of vLLM they are vLLM's own.
 """
 
 _BENCHMARKS = """\
@@ -67,33 +61,36 @@ vllm bench serve --backend openai-chat --endpoint /v1/chat/completions \\
 
 def page() -> str:
     """Return the whole page."""
-    return "\n".join([_ABOUT, *_table(), "", *_advice(), _BENCHMARKS, *map(_section, CLIENTS)])
+    return "\n".join([_ABOUT, *_table(), "", *_missing(), _BENCHMARKS, *map(_section, CLIENTS)])
 
 
 def _table() -> Iterable[str]:
-    yield f"| client | API | {' | '.join(FEATURES)} |"
-    yield f"|---|---|{'---|' * len(FEATURES)}"
+    yield "| client | API | built-in | in front of vLLM |"
+    yield "|---|---|---|---|"
     for client in CLIENTS:
-        cells = " | ".join(_cell(client, feature) for feature in FEATURES)
-        yield f"| [{client.title}](#{_anchor(client)}) | {client.api} | {cells} |"
+        built_in = _cell(client.lacks)
+        before_vllm = _cell({**client.lacks, **client.lacks_before_vllm})
+        title = f"[{client.title}](#{_anchor(client)})"
+        yield f"| {title} | {client.api} | {built_in} | {before_vllm} |"
 
 
-def _cell(client: Client, feature: str) -> str:
-    if feature in client.lacks:
-        return client.lacks[feature]
-    return "yes" if feature != "structured" or STRUCTURED else "not yet"
+def _cell(lacks: Mapping[str, str]) -> str:
+    return f"all but {', '.join(lacks)}" if lacks else "all"
 
 
-def _advice() -> Iterable[str]:
-    yield _STRUCTURED
-    yield from (f"- {client.title}: {client.advice}" for client in CLIENTS if client.advice)
+def _missing() -> Iterable[str]:
+    yield "The reasons of what is missing:"
     yield ""
-    if not STRUCTURED:
-        yield _NOT_YET
+    for client in CLIENTS:
+        for feature, reason in client.lacks.items():
+            yield f"- {client.title}, {feature}: {reason}."
+        for feature, reason in client.lacks_before_vllm.items():
+            yield f"- {client.title}, {feature}, in front of vLLM: {reason}."
+    yield ""
 
 
 def _anchor(client: Client) -> str:
-    return client.title.lower().replace(",", "").replace("'", "").replace(" ", "-")
+    return client.title.lower().replace(",", "").replace("'", "").replace(".", "").replace(" ", "-")
 
 
 def _section(client: Client) -> str:

@@ -289,6 +289,7 @@ def test_messages_that_are_refused(
         ({"tool_choice": {"type": "any"}}, InvalidRequest),
         ({"tool_choice": "auto"}, InvalidRequest),
         ({"container": "c"}, UnsupportedParameter),
+        ({"thread": {"type": "create"}}, UnsupportedParameter),
     ],
 )
 def test_parameters_that_are_not_served(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import linecache
 import sys
 import traceback
 from typing import Any
@@ -19,21 +20,22 @@ def main(program: str, url: str) -> None:
     (client,) = (each for each in CLIENTS if each.program == program)
     beginning, sections = client.parts()
     names: dict[str, Any] = {"__name__": "__main__"}
-    _run(beginning.replace(URL, url), names)
+    _run("beginning", beginning.replace(URL, url), names)
     ran = {}
     for feature, text in sections.items():
         printed, failure = io.StringIO(), ""
         try:
             with contextlib.redirect_stdout(printed):
-                _run(text.replace(URL, url), names)
+                _run(feature, text.replace(URL, url), names)
         except Exception:
             failure = traceback.format_exc()
         ran[feature] = {"printed": printed.getvalue(), "failure": failure}
     print("\n" + json.dumps(ran))
 
 
-def _run(text: str, names: dict[str, Any]) -> None:
-    exec(compile(text, "program", "exec", dont_inherit=True), names)  # noqa: S102
+def _run(name: str, text: str, names: dict[str, Any]) -> None:
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)  # for inspect
+    exec(compile(text, name, "exec", dont_inherit=True), names)  # noqa: S102
 
 
 main(*sys.argv[1:])

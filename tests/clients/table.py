@@ -19,25 +19,27 @@ PROGRAMS: Final = Path(__file__).parent / "programs"
 URL: Final = "http://127.0.0.1:8000"
 """The URL of the server in the programs."""
 
-STRUCTURED: Final = True
-"""Whether the built-in engine supports structured output."""
-
-FEATURES: Final = ("text", "image", "stream", "structured", "usage", "errors")
+FEATURES: Final = ("text", "image", "stream", "structured", "tool", "usage", "errors")
 
 _SECTION: Final = re.compile(rf"^(?:#|//) ({'|'.join(FEATURES)})\n", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """A client; ``lacks`` has the features without support in the client, and a replacement."""
+    """A client.
+
+    Attributes:
+        environment: The environment with the client; empty for the default one.
+        lacks: Features that the client does not have, with the reason.
+        lacks_before_vllm: Features that fail in front of vLLM only, with the reason.
+    """
 
     title: str
     program: str
     api: str
     environment: str = ""
-    """The environment with the client; empty for the default one."""
-    advice: str = ""
     lacks: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    lacks_before_vllm: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def path(self) -> Path:
@@ -50,13 +52,27 @@ class Client:
 
 
 ENVIRONMENTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "autogen": ("autogen-agentchat", "autogen-ext[openai]"),
+    "dspy": ("dspy",),
+    "haystack": ("haystack-ai",),
     "instructor": ("instructor",),
-    "langchain": ("langchain-anthropic", "langchain-openai"),
+    "langchain": ("langchain", "langchain-anthropic", "langchain-openai"),
     "litellm": ("litellm[proxy]",),
     "llama-index": ("llama-index-llms-openai-like",),
     "llm": ("llm",),
-    "node": ("ai", "@ai-sdk/openai-compatible", "zod"),
+    "magentic": ("magentic",),
+    "node": (
+        "ai",
+        "@ai-sdk/openai-compatible",
+        "@langchain/core",
+        "@langchain/openai",
+        "langchain",
+        "zod",
+    ),
+    "openai-agents": ("openai-agents",),
     "pydantic-ai": ("pydantic-ai-slim[openai]",),
+    "semantic-kernel": ("semantic-kernel",),
+    "smolagents": ("smolagents[openai]",),
 }
 """The packages of each environment, from pip or npm; some of them conflict."""
 
@@ -81,21 +97,24 @@ CLIENTS: Final = (
         program="langchain_openai_chat.py",
         api="chat completions",
         environment="langchain",
-        advice='`method="json_schema"`; `function_calling` calls a tool.',
+    ),
+    Client(
+        title="LangChain, agent",
+        program="langchain_agent.py",
+        api="chat completions",
+        environment="langchain",
     ),
     Client(
         title="LangChain, ChatAnthropic",
         program="langchain_anthropic_messages.py",
         api="Messages",
         environment="langchain",
-        advice='`method="json_schema"`; the default, `function_calling`, calls a tool.',
     ),
     Client(
         title="LlamaIndex",
         program="llama_index_chat.py",
         api="chat completions",
         environment="llama-index",
-        advice="`OpenAILike(should_use_structured_outputs=True)`; without it a tool is called.",
     ),
     Client(
         title="LiteLLM, completion",
@@ -120,14 +139,55 @@ CLIENTS: Final = (
         program="instructor_chat.py",
         api="chat completions",
         environment="instructor",
-        advice="`mode=instructor.Mode.JSON_SCHEMA`; the default, `TOOLS`, calls a tool.",
+        lacks={"tool": "it has tools for structured output only"},
     ),
     Client(
         title="pydantic-ai",
         program="pydantic_ai_chat.py",
         api="chat completions",
         environment="pydantic-ai",
-        advice="`NativeOutput(...)` around the type; without it a tool is called.",
+    ),
+    Client(
+        title="OpenAI Agents SDK",
+        program="openai_agents_responses.py",
+        api="Responses",
+        environment="openai-agents",
+    ),
+    Client(
+        title="AutoGen",
+        program="autogen_chat.py",
+        api="chat completions",
+        environment="autogen",
+    ),
+    Client(
+        title="DSPy",
+        program="dspy_chat.py",
+        api="chat completions",
+        environment="dspy",
+    ),
+    Client(
+        title="Haystack",
+        program="haystack_chat.py",
+        api="chat completions",
+        environment="haystack",
+    ),
+    Client(
+        title="magentic",
+        program="magentic_chat.py",
+        api="chat completions",
+        environment="magentic",
+    ),
+    Client(
+        title="Semantic Kernel",
+        program="semantic_kernel_chat.py",
+        api="chat completions",
+        environment="semantic-kernel",
+    ),
+    Client(
+        title="smolagents",
+        program="smolagents_chat.py",
+        api="chat completions",
+        environment="smolagents",
     ),
     Client(
         title="llm",
@@ -140,6 +200,11 @@ CLIENTS: Final = (
         program="vercel_ai.mjs",
         api="chat completions",
         environment="node",
-        advice="`supportsStructuredOutputs: true`; without it no schema is sent.",
+    ),
+    Client(
+        title="LangChain.js",
+        program="langchain_js.mjs",
+        api="chat completions",
+        environment="node",
     ),
 )

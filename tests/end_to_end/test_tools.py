@@ -118,6 +118,32 @@ def test_a_loop_in_messages(server: Server, picture: DrawnImage, is_stream: bool
     assert (ended.stop_reason, ended.content[0].text) == ("end_turn", "a blue star")
 
 
+def test_a_runner_that_asks_for_a_thread_sends_all_messages(
+    server: Server, picture: DrawnImage
+) -> None:
+    """Anthropic's runner asks for a thread on the server, and goes on without one."""
+    called: list[str] = []
+
+    @anthropic.beta_tool
+    def report_colour(colour: str) -> str:
+        """Report the colour of a picture."""
+        called.append(colour)
+        return "ok"
+
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60)
+    source: Any = {"type": "base64", "media_type": "image/jpeg"}
+    source["data"] = base64.b64encode(picture.encode()).decode()
+    content: Any = [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]
+    runner = client.beta.messages.tool_runner(
+        model="shapes",
+        max_tokens=200,
+        messages=[{"role": "user", "content": content}],
+        tools=[report_colour],
+    )
+    ended: Any = runner.until_done()
+    assert (called, ended.content[0].text) == (["blue"], "a blue star")
+
+
 def test_a_result_with_a_picture(server: Server, picture: DrawnImage) -> None:
     look = {"type": "function", "function": {"name": "take_screenshot"}}
     messages: list[dict[str, Any]] = [{"role": "user", "content": "What is on the screen?"}]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
-from afferent.errors import AfferentError, MediaNotCached, Param
+from afferent.errors import AfferentError, MediaNotCached, Param, UnsupportedParameter
 from afferent.proxy.statuses import message_of, param_of, status_of
 
 _OPENAI_TYPES = {429: "requests"}
@@ -105,11 +105,14 @@ class AnthropicDialect:
         kind = _ANTHROPIC_ERRORS.get(
             status, "invalid_request_error" if status < 500 else "api_error"
         )
-        return {
-            "type": "error",
-            "error": {"type": kind, "message": f"{param}: {message}" if is_missing else message},
-            "request_id": request_id,
+        described: dict[str, Any] = {
+            "type": kind,
+            "message": f"{param}: {message}" if is_missing else message,
         }
+        if isinstance(error, UnsupportedParameter) and param == "thread":
+            # Anthropic's client then sends the whole conversation, without the parameter.
+            described["details"] = {"error_code": "thread_unsupported_request"}
+        return {"type": "error", "error": described, "request_id": request_id}
 
 
 Dialect = OpenAIDialect | AnthropicDialect

@@ -1,8 +1,8 @@
 import base64
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from anthropic import Anthropic, NotFoundError
+from anthropic import Anthropic, NotFoundError, beta_tool
 from anthropic.types import Base64ImageSourceParam, MessageParam
 from pydantic import BaseModel
 
@@ -45,9 +45,24 @@ parsed = client.messages.parse(
 if thing := parsed.parsed_output:
     print(thing.model_dump_json())
 
+
+# tool
+@beta_tool
+def report_colour(colour: str) -> str:
+    """Report the colour of the picture."""
+    print(f"{colour=}")
+    return "ok"
+
+
+task: list[Any] = [*question, {"role": "user", "content": "Report the colour of the picture."}]
+runner = client.beta.messages.tool_runner(
+    model="shapes", max_tokens=1000, messages=task, tools=[report_colour], thread=False
+)
+print(*(block.text for block in runner.until_done().content if block.type == "text"))
+
 # usage
-cached_tokens = answer.usage.cache_read_input_tokens or 0  # counted apart
-print(answer.usage.input_tokens + cached_tokens, answer.usage.output_tokens)
+cached = answer.usage.cache_read_input_tokens or 0
+print(answer.usage.input_tokens + cached, answer.usage.output_tokens)
 
 # errors
 try:

@@ -4,9 +4,8 @@ import instructor
 from openai import NotFoundError, OpenAI
 from pydantic import BaseModel
 
-client = instructor.from_openai(
-    OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none"), mode=instructor.Mode.JSON_SCHEMA
-)
+openai = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
+client = instructor.from_openai(openai)
 picture = instructor.Image.from_path("docs/pictures/one.jpg")
 question = [{"role": "user", "content": ["What is in the picture?", picture]}]
 
@@ -30,8 +29,10 @@ class Thing(BaseModel, extra="forbid"):
     shape: Literal["circle", "square", "star", "triangle"]
 
 
-thing = client.create(model="shapes", messages=question, response_model=Thing, max_retries=0)
-print(thing.model_dump_json())
+for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+    client.mode = mode  # TOOLS is the default
+    thing = client.create(model="shapes", messages=question, response_model=Thing, max_retries=0)
+    print(thing.model_dump_json())
 
 # usage
 print(answer.usage.prompt_tokens, answer.usage.completion_tokens)

@@ -5,11 +5,10 @@ from typing import Literal
 from anthropic import NotFoundError
 from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import HumanMessage
+from langchain_core.tools import tool
 from pydantic import BaseModel
 
-model = ChatAnthropic(
-    model="shapes", base_url="http://127.0.0.1:8000", api_key="none", max_tokens=1000
-)
+model = ChatAnthropic(model="shapes", base_url="http://127.0.0.1:8000", api_key="none")
 data = base64.b64encode(Path("docs/pictures/one.jpg").read_bytes()).decode()
 picture = {"type": "image", "base64": data, "mime_type": "image/jpeg"}
 question = [HumanMessage([picture, {"type": "text", "text": "What is in the picture?"}])]
@@ -32,8 +31,24 @@ class Thing(BaseModel, extra="forbid"):
     shape: Literal["circle", "square", "star", "triangle"]
 
 
-structured = model.with_structured_output(Thing, method="json_schema")
-print(structured.invoke(question).model_dump_json())
+for method in ("function_calling", "json_schema"):
+    structured = model.with_structured_output(Thing, method=method)
+    print(structured.invoke(question).model_dump_json())
+
+
+# tool
+@tool
+def report_colour(colour: str) -> str:
+    """Report the colour of the picture."""
+    print(f"{colour=}")
+    return "ok"
+
+
+with_tools = model.bind_tools([report_colour])
+task = [*question, HumanMessage("Report the colour of the picture.")]
+called = with_tools.invoke(task)
+results = [report_colour.invoke(call) for call in called.tool_calls]
+print(with_tools.invoke([*task, called, *results]).text)
 
 # usage
 print(answer.usage_metadata["input_tokens"], answer.usage_metadata["output_tokens"])

@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Literal
 
 from langchain_core.messages import HumanMessage
+from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from openai import NotFoundError
 from pydantic import BaseModel
@@ -30,8 +31,24 @@ class Thing(BaseModel, extra="forbid"):
     shape: Literal["circle", "square", "star", "triangle"]
 
 
-structured = model.with_structured_output(Thing, method="json_schema")
-print(structured.invoke(question).model_dump_json())
+for method in ("json_schema", "function_calling"):
+    structured = model.with_structured_output(Thing, method=method)
+    print(structured.invoke(question).model_dump_json())
+
+
+# tool
+@tool
+def report_colour(colour: str) -> str:
+    """Report the colour of the picture."""
+    print(f"{colour=}")
+    return "ok"
+
+
+with_tools = model.bind_tools([report_colour])
+task = [*question, HumanMessage("Report the colour of the picture.")]
+called = with_tools.invoke(task)
+results = [report_colour.invoke(call) for call in called.tool_calls]
+print(with_tools.invoke([*task, called, *results]).content)
 
 # usage
 print(answer.usage_metadata["input_tokens"], answer.usage_metadata["output_tokens"])

@@ -34,6 +34,18 @@ class Thing(BaseModel, extra="forbid"):
 parsed = litellm.completion("hosted_vllm/shapes", question, response_format=Thing, **server)
 print(Thing.model_validate_json(parsed.choices[0].message.content).model_dump_json())
 
+# tool
+schema = {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]}
+tools = [{"type": "function", "function": {"name": "report_colour", "parameters": schema}}]
+task = [*question, {"role": "user", "content": "Report the colour of the picture."}]
+called = litellm.completion("hosted_vllm/shapes", task, tools=tools, **server)
+task.append(called.choices[0].message)
+for call in called.choices[0].message.tool_calls:
+    print(call.function.name, call.function.arguments)
+    task.append({"role": "tool", "tool_call_id": call.id, "content": "ok"})
+final = litellm.completion("hosted_vllm/shapes", task, tools=tools, **server)
+print(final.choices[0].message.content)
+
 # usage
 print(answer.usage.prompt_tokens, answer.usage.completion_tokens)
 

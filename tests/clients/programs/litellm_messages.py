@@ -53,9 +53,21 @@ thing = {
 wanted = {"format": {"type": "json_schema", "schema": thing}}
 print(ask(question, output_config=wanted)["content"][0]["text"])
 
+# tool
+schema = {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]}
+tools = [{"name": "report_colour", "input_schema": schema}]
+task = [*question, {"role": "user", "content": "Report the colour of the picture."}]
+called = ask(task, tools=tools)
+task.append({"role": "assistant", "content": called["content"]})
+for call in called["content"]:
+    print(call["name"], call["input"])
+    result = {"type": "tool_result", "tool_use_id": call["id"], "content": "ok"}
+    task.append({"role": "user", "content": [result]})
+print(ask(task, tools=tools)["content"][0]["text"])
+
 # usage
-usage = answer["usage"]  # cached tokens are counted apart
-print(usage["input_tokens"] + usage["cache_read_input_tokens"], usage["output_tokens"])
+cached = answer["usage"].get("cache_read_input_tokens", 0)
+print(answer["usage"]["input_tokens"] + cached, answer["usage"]["output_tokens"])
 
 # errors
 try:

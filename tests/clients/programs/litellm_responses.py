@@ -34,6 +34,18 @@ class Thing(BaseModel, extra="forbid"):
 parsed = litellm.responses(model="openai/shapes", input=question, text_format=Thing, **server)
 print(Thing.model_validate_json(parsed.output_text).model_dump_json())
 
+# tool
+schema = {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]}
+tools = [{"type": "function", "name": "report_colour", "parameters": schema}]
+task = [*question, {"role": "user", "content": "Report the colour of the picture."}]
+called = litellm.responses(model="openai/shapes", input=task, tools=tools, **server)
+for call in called.output:
+    print(call.name, call.arguments)
+    task.append(call.model_dump(exclude_none=True))
+    task.append({"type": "function_call_output", "call_id": call.call_id, "output": "ok"})
+final = litellm.responses(model="openai/shapes", input=task, tools=tools, **server)
+print(final.output_text)
+
 # usage
 print(answer.usage.input_tokens, answer.usage.output_tokens)
 

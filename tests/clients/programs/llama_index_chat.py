@@ -1,5 +1,7 @@
+import asyncio
 from typing import Literal
 
+from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage, ImageBlock, TextBlock
 from llama_index.llms.openai_like import OpenAILike
 from openai import NotFoundError
@@ -10,7 +12,7 @@ model = OpenAILike(
     api_base="http://127.0.0.1:8000/v1",
     api_key="none",
     is_chat_model=True,
-    should_use_structured_outputs=True,
+    is_function_calling_model=True,
 )
 picture = ImageBlock(path="docs/pictures/one.jpg", image_mimetype="image/jpeg")
 question = [ChatMessage(blocks=[picture, TextBlock(text="What is in the picture?")])]
@@ -33,7 +35,27 @@ class Thing(BaseModel, extra="forbid"):
     shape: Literal["circle", "square", "star", "triangle"]
 
 
-print(model.as_structured_llm(Thing).chat(question).raw.model_dump_json())
+for is_schema in (False, True):
+    model.should_use_structured_outputs = is_schema  # else a tool is called
+    print(model.as_structured_llm(Thing).chat(question).raw.model_dump_json())
+
+
+# tool
+def report_colour(colour: str) -> str:
+    """Report the colour of the picture."""
+    print(f"{colour=}")
+    return "ok"
+
+
+agent = FunctionAgent(tools=[report_colour], llm=model, streaming=False)
+picture_task = ChatMessage(blocks=[picture, TextBlock(text="Report the colour of the picture.")])
+
+
+async def work():
+    print(await agent.run(picture_task))
+
+
+asyncio.run(work())
 
 # usage
 print(answer.raw.usage.prompt_tokens, answer.raw.usage.completion_tokens)

@@ -5,6 +5,7 @@ cat > "$LLM_USER_PATH/extra-openai-models.yaml" <<END
   api_base: http://127.0.0.1:8000/v1
   vision: true
   supports_schema: true
+  supports_tools: true
 - model_id: another
   model_name: another
   api_base: http://127.0.0.1:8000/v1
@@ -25,6 +26,15 @@ thing='{"type": "object", "properties": {"colour": {"enum": ["red", "green", "bl
   "shape": {"enum": ["circle", "square", "star", "triangle"]}}, "required": ["colour", "shape"],
   "additionalProperties": false}'
 llm -m shapes "$question" -a docs/pictures/one.jpg --schema "$thing"
+
+# tool
+functions='
+def report_colour(colour: str) -> str:
+    """Report the colour of the picture."""
+    print(f"{colour=}")
+    return "ok"
+'
+llm -m shapes "Report the colour of the picture." -a docs/pictures/one.jpg --functions "$functions"
 
 # usage
 llm -m shapes "$question" -a docs/pictures/one.jpg --usage 2>&1 >/dev/null

@@ -1,8 +1,8 @@
 import base64
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from openai import NotFoundError, OpenAI
+from openai import NotFoundError, OpenAI, pydantic_function_tool
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import BaseModel
 
@@ -43,6 +43,24 @@ class Thing(BaseModel, extra="forbid"):
 parsed = client.chat.completions.parse(model="shapes", messages=question, response_format=Thing)
 if thing := parsed.choices[0].message.parsed:
     print(thing.model_dump_json())
+
+
+# tool
+class Report(BaseModel):
+    """Report the colour of the picture."""
+
+    colour: str
+
+
+tools = [pydantic_function_tool(Report, name="report_colour")]
+task: list[Any] = [*question, {"role": "user", "content": "Report the colour of the picture."}]
+called = client.chat.completions.parse(model="shapes", messages=task, tools=tools)
+task.append(called.choices[0].message)
+for call in called.choices[0].message.tool_calls or []:
+    print(call.function.parsed_arguments)
+    task.append({"role": "tool", "tool_call_id": call.id, "content": "ok"})
+final = client.chat.completions.create(model="shapes", messages=task, tools=tools)
+print(final.choices[0].message.content)
 
 # usage
 if usage := answer.usage:

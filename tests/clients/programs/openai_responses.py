@@ -1,8 +1,8 @@
 import base64
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from openai import NotFoundError, OpenAI
+from openai import NotFoundError, OpenAI, pydantic_function_tool
 from openai.types.responses import ResponseInputItemParam
 from pydantic import BaseModel
 
@@ -43,6 +43,25 @@ class Thing(BaseModel, extra="forbid"):
 parsed = client.responses.parse(model="shapes", input=question, text_format=Thing)
 if thing := parsed.output_parsed:
     print(thing.model_dump_json())
+
+
+# tool
+class Report(BaseModel):
+    """Report the colour of the picture."""
+
+    colour: str
+
+
+tools = [pydantic_function_tool(Report, name="report_colour")]
+task: list[Any] = [*question, {"role": "user", "content": "Report the colour of the picture."}]
+called = client.responses.parse(model="shapes", input=task, tools=tools)
+results: list[Any] = []
+for item in called.output:
+    if item.type == "function_call":
+        print(item.parsed_arguments)
+        results.append({"type": "function_call_output", "call_id": item.call_id, "output": "ok"})
+final = client.responses.create(model="shapes", input=results, previous_response_id=called.id)
+print(final.output_text)
 
 # usage
 if usage := answer.usage:

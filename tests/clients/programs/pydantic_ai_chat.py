@@ -36,8 +36,19 @@ class Thing(BaseModel, extra="forbid"):
     shape: Literal["circle", "square", "star", "triangle"]
 
 
-# A type alone would be requested with a tool call.
-print(agent.run_sync(question, output_type=NativeOutput(Thing)).output.model_dump_json())
+for output_type in (Thing, NativeOutput(Thing)):  # a type alone is requested with a tool call
+    print(agent.run_sync(question, output_type=output_type).output.model_dump_json())
+
+
+# tool
+@agent.tool_plain
+def report_colour(colour: str) -> str:
+    """Report the colour of the picture."""
+    print(f"{colour=}")
+    return "ok"
+
+
+print(agent.run_sync([picture, "Report the colour of the picture."]).output)
 
 # usage
 print(answer.usage().input_tokens, answer.usage().output_tokens)

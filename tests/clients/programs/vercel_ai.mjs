@@ -1,6 +1,6 @@
 import { readFileSync } from "node:fs";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { APICallError, generateText, Output, streamText } from "ai";
+import { APICallError, generateText, Output, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
 
 const server = createOpenAICompatible({
@@ -35,6 +35,24 @@ const schema = z.object({
 });
 const { output } = await generateText({ model, messages, output: Output.object({ schema }) });
 console.log(JSON.stringify(output));
+
+// tool
+const reportColour = tool({
+  description: "Report the colour of the picture.",
+  inputSchema: z.object({ colour: z.string() }),
+  execute: async ({ colour }) => {
+    console.log(colour);
+    return "ok";
+  },
+});
+const task = { role: "user", content: [image, { type: "text", text: "Report the colour." }] };
+const { text } = await generateText({
+  model,
+  messages: [task],
+  tools: { report_colour: reportColour },
+  stopWhen: stepCountIs(3),
+});
+console.log(text);
 
 // usage
 const { usage } = await generateText({ model, messages });

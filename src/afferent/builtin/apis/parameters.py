@@ -247,6 +247,7 @@ _REFUSED = (
     _in_responses("moderation", "nothing is moderated", Only()),
     _in_responses("access_programs", "programs of OpenAI's", Only()),
     _in_messages("container", "of Anthropic's own tools", Only()),
+    _in_messages("thread", "a conversation is sent whole each time", Only()),
     _in_messages("mcp_servers", "of Anthropic's own tools", Only(([],))),
     _in_messages("diagnostics", "of Anthropic's", Only()),
     _everywhere("use_beam_search", "tokens are chosen one by one", Only((False,))),
