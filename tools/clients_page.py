@@ -8,7 +8,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 
-from tests.clients.table import CLIENTS, ENVIRONMENTS, Client
+from tests.clients.table import (
+    BENCHMARKS,
+    CLIENTS,
+    ENVIRONMENTS,
+    OPTIONAL,
+    Benchmark,
+    Client,
+)
 from tools.clients_env import NODE
 from tools.written_page import DOCS, main
 
@@ -27,9 +34,9 @@ Each program covers these features:
 
 - **text** and **image**: a question without media, and one about a picture;
 - **stream**: the answer in pieces, as they are generated;
-- **structured**: an answer that is an object of a given schema. Clients request it by a JSON
-  schema, or as the arguments of a tool that the model has to call; both are tested where a client
-  has both;
+- **structured**: an answer that is an object of a given JSON schema;
+- **forced**: such an object as the arguments of a tool that the model has to call. Some clients
+  have this way of structured output beside a schema, or by default;
 - **tool**: the model calls a function, and answers with its result;
 - **usage**: the number of tokens of question and answer;
 - **errors**: the server's message about an invalid request, in the client's own exception.
@@ -61,21 +68,26 @@ vllm bench serve --backend openai-chat --endpoint /v1/chat/completions \\
 
 def page() -> str:
     """Return the whole page."""
-    return "\n".join([_ABOUT, *_table(), "", *_missing(), _BENCHMARKS, *map(_section, CLIENTS)])
+    benchmarks = (_BENCHMARKS, *map(_benchmark, BENCHMARKS))
+    return "\n".join([_ABOUT, *_table(), "", *_missing(), *benchmarks, *map(_section, CLIENTS)])
 
 
 def _table() -> Iterable[str]:
     yield "| client | API | built-in | in front of vLLM |"
     yield "|---|---|---|---|"
     for client in CLIENTS:
-        built_in = _cell(client.lacks)
-        before_vllm = _cell({**client.lacks, **client.lacks_before_vllm})
+        built_in = _cell(client, client.lacks)
+        before_vllm = _cell(client, {**client.lacks, **client.lacks_before_vllm})
         title = f"[{client.title}](#{_anchor(client)})"
+        before_vllm = before_vllm if client.runs_before_vllm else "not run"
         yield f"| {title} | {client.api} | {built_in} | {before_vllm} |"
 
 
-def _cell(lacks: Mapping[str, str]) -> str:
-    return f"all but {', '.join(lacks)}" if lacks else "all"
+def _cell(client: Client, lacks: Mapping[str, str]) -> str:
+    missing = [each for each in lacks if each != OPTIONAL]
+    usual = f"all but {', '.join(missing)}" if missing else "all"
+    has_optional = OPTIONAL in client.parts()[1] and OPTIONAL not in lacks
+    return f"{usual}, {OPTIONAL}" if has_optional else usual
 
 
 def _missing() -> Iterable[str]:
@@ -93,15 +105,28 @@ def _anchor(client: Client) -> str:
     return client.title.lower().replace(",", "").replace("'", "").replace(".", "").replace(" ", "-")
 
 
+def _benchmark(benchmark: Benchmark) -> str:
+    return f"""\
+{benchmark.title}'s, which the tests run (`{_install(ENVIRONMENTS[benchmark.environment])}`):
+
+<!-- fragment: the tests of clients run it -->
+```sh
+{benchmark.path.read_text()}```
+"""
+
+
+def _install(packages: tuple[str, ...], by: str = "pip") -> str:
+    return f"{by} install " + " ".join(f"'{each}'" if "[" in each else each for each in packages)
+
+
 def _section(client: Client) -> str:
-    packages = " ".join(f"'{each}'" if "[" in each else each for each in _packages(client))
     by = "npm" if client.environment == NODE else "pip"
     return f"""\
 ## {client.title}
 
 <!-- fragment: a package of others -->
 ```sh
-{by} install {packages}
+{_install(_packages(client), by)}
 ```
 
 <!-- fragment: the tests of clients run it, part by part -->

@@ -19,7 +19,9 @@ PROGRAMS: Final = Path(__file__).parent / "programs"
 URL: Final = "http://127.0.0.1:8000"
 """The URL of the server in the programs."""
 
-FEATURES: Final = ("text", "image", "stream", "structured", "tool", "usage", "errors")
+FEATURES: Final = ("text", "image", "stream", "structured", "forced", "tool", "usage", "errors")
+OPTIONAL: Final = "forced"
+"""The feature that only some programs have: a second way of structured output."""
 
 _SECTION: Final = re.compile(rf"^(?:#|//) ({'|'.join(FEATURES)})\n", re.MULTILINE)
 
@@ -32,6 +34,7 @@ class Client:
         environment: The environment with the client; empty for the default one.
         lacks: Features that the client does not have, with the reason.
         lacks_before_vllm: Features that fail in front of vLLM only, with the reason.
+        runs_before_vllm: Whether the tests run it in front of vLLM.
     """
 
     title: str
@@ -40,6 +43,7 @@ class Client:
     environment: str = ""
     lacks: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     lacks_before_vllm: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    runs_before_vllm: bool = True
 
     @property
     def path(self) -> Path:
@@ -51,7 +55,23 @@ class Client:
         return beginning, dict(zip(rest[::2], rest[1::2], strict=True))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """A benchmark client; its program sends `NUM_REQUESTS` requests with an image each."""
+
+    title: str
+    program: str
+    environment: str
+
+    @property
+    def path(self) -> Path:
+        return PROGRAMS / self.program
+
+
+NUM_REQUESTS: Final = 16
+
 ENVIRONMENTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "aiperf": ("aiperf",),
     "autogen": ("autogen-agentchat", "autogen-ext[openai]"),
     "dspy": ("dspy",),
     "haystack": ("haystack-ai",),
@@ -75,6 +95,10 @@ ENVIRONMENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "smolagents": ("smolagents[openai]",),
 }
 """The packages of each environment, from pip or npm; some of them conflict."""
+
+_NOT_STRICT: Final = (
+    "vLLM enforces a tool's schema only with `strict`, and the small model needs that"
+)
 
 CLIENTS: Final = (
     Client(
@@ -103,18 +127,21 @@ CLIENTS: Final = (
         program="langchain_agent.py",
         api="chat completions",
         environment="langchain",
+        runs_before_vllm=False,
     ),
     Client(
         title="LangChain, ChatAnthropic",
         program="langchain_anthropic_messages.py",
         api="Messages",
         environment="langchain",
+        lacks_before_vllm={"forced": _NOT_STRICT},
     ),
     Client(
         title="LlamaIndex",
         program="llama_index_chat.py",
         api="chat completions",
         environment="llama-index",
+        lacks_before_vllm={"forced": _NOT_STRICT},
     ),
     Client(
         title="LiteLLM, completion",
@@ -140,6 +167,7 @@ CLIENTS: Final = (
         api="chat completions",
         environment="instructor",
         lacks={"tool": "it has tools for structured output only"},
+        lacks_before_vllm={"forced": _NOT_STRICT},
     ),
     Client(
         title="pydantic-ai",
@@ -176,18 +204,21 @@ CLIENTS: Final = (
         program="magentic_chat.py",
         api="chat completions",
         environment="magentic",
+        lacks_before_vllm={"structured": _NOT_STRICT, "tool": _NOT_STRICT},
     ),
     Client(
         title="Semantic Kernel",
         program="semantic_kernel_chat.py",
         api="chat completions",
         environment="semantic-kernel",
+        lacks_before_vllm={"tool": "the small model's call is not valid without a grammar"},
     ),
     Client(
         title="smolagents",
         program="smolagents_chat.py",
         api="chat completions",
         environment="smolagents",
+        lacks_before_vllm={"tool": _NOT_STRICT},
     ),
     Client(
         title="llm",
@@ -200,11 +231,15 @@ CLIENTS: Final = (
         program="vercel_ai.mjs",
         api="chat completions",
         environment="node",
+        lacks_before_vllm={"tool": "the small model does not call the tool without a grammar"},
     ),
     Client(
         title="LangChain.js",
         program="langchain_js.mjs",
         api="chat completions",
         environment="node",
+        runs_before_vllm=False,
     ),
 )
+
+BENCHMARKS: Final = (Benchmark(title="AIPerf", program="aiperf.sh", environment="aiperf"),)

@@ -29,10 +29,13 @@ class Thing(BaseModel, extra="forbid"):
     shape: Literal["circle", "square", "star", "triangle"]
 
 
-for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
-    client.mode = mode  # TOOLS is the default
-    thing = client.create(model="shapes", messages=question, response_model=Thing, max_retries=0)
-    print(thing.model_dump_json())
+by_schema = instructor.from_openai(openai, mode=instructor.Mode.JSON_SCHEMA)
+thing = by_schema.create(model="shapes", messages=question, response_model=Thing, max_retries=0)
+print(thing.model_dump_json())
+
+# forced
+thing = client.create(model="shapes", messages=question, response_model=Thing, max_retries=0)
+print(thing.model_dump_json())
 
 # usage
 print(answer.usage.prompt_tokens, answer.usage.completion_tokens)

@@ -40,9 +40,12 @@ class Thing(BaseModel, extra="forbid"):
     shape: Literal["circle", "square", "star", "triangle"]
 
 
-for strategy in (ProviderStrategy(Thing), ToolStrategy(Thing)):
-    structured = create_agent(model, [], response_format=strategy).invoke(question)
-    print(structured["structured_response"].model_dump_json())
+structured = create_agent(model, [report_colour], response_format=ProviderStrategy(Thing))
+print(structured.invoke(question)["structured_response"].model_dump_json())
+
+# forced
+structured = create_agent(model, response_format=ToolStrategy(Thing, handle_errors=False))
+print(structured.invoke(question)["structured_response"].model_dump_json())
 
 # tool
 content[1]["text"] = "Report the colour of the picture."

@@ -27,10 +27,16 @@ const schema = z.object({
   colour: z.enum(["red", "green", "blue", "yellow"]),
   shape: z.enum(["circle", "square", "star", "triangle"]),
 });
-for (const method of ["jsonSchema", "functionCalling"]) {
-  const structured = model.withStructuredOutput(schema, { method });
-  console.log(JSON.stringify(await structured.invoke(question)));
-}
+const structured = model.withStructuredOutput(schema, { method: "jsonSchema" });
+console.log(JSON.stringify(await structured.invoke(question)));
+
+// forced
+const schema = z.object({
+  colour: z.enum(["red", "green", "blue", "yellow"]),
+  shape: z.enum(["circle", "square", "star", "triangle"]),
+});
+const structured = model.withStructuredOutput(schema, { method: "functionCalling", strict: true });
+console.log(JSON.stringify(await structured.invoke(question)));
 
 // tool
 const reportColour = tool(

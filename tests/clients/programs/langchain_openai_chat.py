@@ -31,9 +31,12 @@ class Thing(BaseModel, extra="forbid"):
     shape: Literal["circle", "square", "star", "triangle"]
 
 
-for method in ("json_schema", "function_calling"):
-    structured = model.with_structured_output(Thing, method=method)
-    print(structured.invoke(question).model_dump_json())
+structured = model.with_structured_output(Thing, method="json_schema")
+print(structured.invoke(question).model_dump_json())
+
+# forced
+structured = model.with_structured_output(Thing, method="function_calling", strict=True)
+print(structured.invoke(question).model_dump_json())
 
 
 # tool

@@ -35,9 +35,11 @@ class Thing(BaseModel, extra="forbid"):
     shape: Literal["circle", "square", "star", "triangle"]
 
 
-for is_schema in (False, True):
-    model.should_use_structured_outputs = is_schema  # else a tool is called
-    print(model.as_structured_llm(Thing).chat(question).raw.model_dump_json())
+by_schema = model.model_copy(update={"should_use_structured_outputs": True})
+print(by_schema.as_structured_llm(Thing).chat(question).raw.model_dump_json())
+
+# forced
+print(model.as_structured_llm(Thing).chat(question).raw.model_dump_json())
 
 
 # tool

@@ -55,12 +55,12 @@ class Report(BaseModel):
 tools = [pydantic_function_tool(Report, name="report_colour")]
 task: list[Any] = [*question, {"role": "user", "content": "Report the colour of the picture."}]
 called = client.responses.parse(model="shapes", input=task, tools=tools)
-results: list[Any] = []
+task += called.output
 for item in called.output:
     if item.type == "function_call":
         print(item.parsed_arguments)
-        results.append({"type": "function_call_output", "call_id": item.call_id, "output": "ok"})
-final = client.responses.create(model="shapes", input=results, previous_response_id=called.id)
+        task.append({"type": "function_call_output", "call_id": item.call_id, "output": "ok"})
+final = client.responses.create(model="shapes", input=task)
 print(final.output_text)
 
 # usage

@@ -36,8 +36,10 @@ class Thing(BaseModel, extra="forbid"):
     shape: Literal["circle", "square", "star", "triangle"]
 
 
-for output_type in (Thing, NativeOutput(Thing)):  # a type alone is requested with a tool call
-    print(agent.run_sync(question, output_type=output_type).output.model_dump_json())
+print(agent.run_sync(question, output_type=NativeOutput(Thing)).output.model_dump_json())
+
+# forced
+print(agent.run_sync(question, output_type=Thing).output.model_dump_json())
 
 
 # tool

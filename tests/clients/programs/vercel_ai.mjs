@@ -45,14 +45,15 @@ const reportColour = tool({
     return "ok";
   },
 });
-const task = { role: "user", content: [image, { type: "text", text: "Report the colour." }] };
-const { text } = await generateText({
+const text = { type: "text", text: "Report the colour of the picture." };
+const task = { role: "user", content: [image, text] };
+const answer = await generateText({
   model,
   messages: [task],
   tools: { report_colour: reportColour },
   stopWhen: stepCountIs(3),
 });
-console.log(text);
+console.log(answer.text);
 
 // usage
 const { usage } = await generateText({ model, messages });
