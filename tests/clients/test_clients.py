@@ -147,7 +147,7 @@ def start(client: Client | Benchmark, *command: str) -> subprocess.CompletedProc
     )
 
 
-@pytest.mark.parametrize(("client", "feature"), _cases(), indirect=["client"], scope="module")
+@pytest.mark.parametrize(("client", "feature"), [*_cases()], indirect=["client"], scope="module")
 def test_a_feature(feature: str, client: Client, ran: Mapping[str, Ran], served: Served) -> None:
     if served.engine == "vllm" and feature in client.lacks_before_vllm:
         with pytest.raises(AssertionError):
