@@ -29,7 +29,8 @@ _ABOUT = """\
 Written by `python -m tools.clients_page --write` from the
 [programs](../tests/clients/table.py) that test each client. Every run of the tests covers OpenAI's
 and Anthropic's with the built-in engine. `make test-clients` covers all, each in its own
-environment, and `make test-clients ARGS=--vllm` also in front of a real vLLM, with the same model.
+environment. The column *in front of vLLM* has the results of these programs with vLLM 0.32 behind
+Afferent and the same small model, once, in November 2026 (`make test-clients ARGS=--vllm`).
 Each program covers these features:
 
 - **text** and **image**: a question without media, and one about a picture;
@@ -79,7 +80,7 @@ def _table() -> Iterable[str]:
         built_in = _cell(client, client.lacks)
         before_vllm = _cell(client, {**client.lacks, **client.lacks_before_vllm})
         title = f"[{client.title}](#{_anchor(client)})"
-        before_vllm = before_vllm if client.runs_before_vllm else "not run"
+        before_vllm = before_vllm if client.runs_before_vllm else "no result: it did not end"
         yield f"| {title} | {client.api} | {built_in} | {before_vllm} |"
 
 

@@ -98,7 +98,7 @@ def _served(server: Server, engine: str) -> Served:
 def ran(client: Client, served: Served) -> Mapping[str, Ran]:
     """Run the client's sections; return the results."""
     if served.engine == "vllm" and not client.runs_before_vllm:
-        pytest.skip("not run in front of vLLM: a loop of the small model does not end")
+        pytest.skip("in front of vLLM, with the small model, this program did not end in time")
     if client.path.suffix == ".py":  # in one process, because the imports take most of the time
         done = start(
             client, "python", "-m", "tests.clients.sections", client.program, served.server.url
