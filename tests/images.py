@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import io
+import json
 import struct
+import subprocess
+import sys
 import zlib
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
-import pillow_heif
 from PIL import Image
 
 
@@ -18,11 +22,47 @@ def encoded(image: Image.Image, format: str, **parameters: object) -> bytes:
     return out.getvalue()
 
 
-def heic(image: Image.Image, **parameters: object) -> bytes:
-    """Return a HEIC file, without a registration of the format in this process."""
-    out = io.BytesIO()
-    pillow_heif.from_pillow(image).save(out, **parameters)
-    return out.getvalue()
+def heic(image: Image.Image, **parameters: Any) -> bytes:
+    """Return a HEIC file, without a registration of the format in this process.
+
+    A process of its own encodes it: x265 writes beyond its memory where a side is short, and this
+    process would end by it, now or later.
+    """
+    arguments = {name: _as_text(value) for name, value in parameters.items()}
+    return _heic(encoded(image, "PNG"), image.mode, json.dumps(arguments, sort_keys=True))
+
+
+@functools.cache
+def _heic(png: bytes, mode: str, arguments: str) -> bytes:
+    command = [sys.executable, "-c", _ENCODE, mode, arguments]
+    for _ in range(5):  # it may end by its own fault
+        done = subprocess.run(command, input=png, capture_output=True, check=False, timeout=60)
+        if done.returncode == 0:
+            return done.stdout
+    raise AssertionError(done.stderr.decode())
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, Image.Exif):
+        value = value.tobytes()
+    return {"latin-1": value.decode("latin-1")} if isinstance(value, bytes) else value
+
+
+_ENCODE = """
+import io, json, os, sys
+import pillow_heif
+from PIL import Image
+image = Image.open(io.BytesIO(sys.stdin.buffer.read())).convert(sys.argv[1])
+options = {
+    name: value["latin-1"].encode("latin-1") if isinstance(value, dict) else value
+    for name, value in json.loads(sys.argv[2]).items()
+}
+out = io.BytesIO()
+pillow_heif.from_pillow(image).save(out, **options)
+sys.stdout.buffer.write(out.getvalue())
+sys.stdout.flush()
+os._exit(0)
+"""
 
 
 def photo(width: int, height: int, seed: int = 0) -> Image.Image:
