@@ -43,8 +43,8 @@ NUM_TURNS = 40
 _TURNS_AT_EACH_END = 4
 _START_TIMEOUT_S = 120.0
 _ENGINE = ("afferent.builtin.engine.core", "afferent.builtin.engine.worker")
-_SIDES = {"again": (64, False), "by id": (64, True), "uncached": (0, False)}
-"""Requests in the prefix cache, and whether an answer is named."""
+_SIDES = {"again": (32_768, False), "by id": (32_768, True), "uncached": (0, False)}
+"""Tokens in the prefix cache, and whether an answer is named."""
 
 AfterSample = Callable[[], None]
 
@@ -69,7 +69,7 @@ def run(*, quick: bool, after_sample: AfterSample, turns: int = NUM_TURNS) -> Re
     )
     meter = BusyMeter()
     with contextlib.ExitStack() as stack:
-        servers = {kept: stack.enter_context(_server(kept)) for kept in (64, 0)}
+        servers = {kept: stack.enter_context(_server(kept)) for kept in (32_768, 0)}
         pictures = itertools.count()
         sides = {
             name: partial(_conversation, servers[kept], pictures, turns, is_by_id=is_by_id)
@@ -114,7 +114,7 @@ def _server(kept: int) -> Iterator[tuple[int, list[psutil.Process]]]:
     """Run a server; yield its port, and its processes without those of the engine."""
     port = free_port()
     line = [sys.executable, "-m", "afferent.cli", "serve", "shapes", "--port", str(port)]
-    with command([*line, "--prefix-cache-requests", str(kept), "--log-level", "error"]) as popen:
+    with command([*line, "--prefix-cache-tokens", str(kept), "--log-level", "error"]) as popen:
         url = f"http://127.0.0.1:{port}/ready"
         wait_until_it_answers(popen, url, timeout_s=_START_TIMEOUT_S, log="its log is above")
         processes = psutil.Process(popen.pid).children(recursive=True)

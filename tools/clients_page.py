@@ -6,6 +6,7 @@ python -m tools.clients_page --write
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping
 
 from tests.clients.table import (
@@ -96,10 +97,14 @@ def _missing() -> Iterable[str]:
     yield ""
     for client in CLIENTS:
         for feature, reason in client.lacks.items():
-            yield f"- {client.title}, {feature}: {reason}."
+            yield from _point(f"{client.title}, {feature}: {reason}.")
         for feature, reason in client.lacks_before_vllm.items():
-            yield f"- {client.title}, {feature}, in front of vLLM: {reason}."
+            yield from _point(f"{client.title}, {feature}, in front of vLLM: {reason}.")
     yield ""
+
+
+def _point(text: str) -> Iterable[str]:
+    return textwrap.wrap(text, 100, initial_indent="- ", subsequent_indent="  ")
 
 
 def _anchor(client: Client) -> str:

@@ -32,19 +32,20 @@ File = tuple[str, Kind, bytes]
 ORDINARY_EVERY = 25
 NUM_CLIENTS = 4
 MAX_GROWTH_NBYTES = 160 * MiB  # includes what a worker keeps for its next item
+_ARGUMENTS = ("--arena-nbytes", "256MiB", "--prefix-cache-tokens", "0")
 CODES = {"invalid_media", "unsupported_media", "media_too_large", "context_length_exceeded"}
 
 
 @pytest.fixture
 def seeing() -> Iterator[Server]:
-    with Server("--arena-nbytes", "256MiB") as server:
+    with Server(*_ARGUMENTS) as server:
         yield server
 
 
 @pytest.fixture
 def hearing(tmp_path: Path) -> Iterator[Server]:
     make_voxtral(tmp_path / "voxtral")
-    with Server(str(tmp_path / "voxtral"), "--arena-nbytes", "256MiB") as server:
+    with Server(str(tmp_path / "voxtral"), *_ARGUMENTS) as server:
         yield server
 
 

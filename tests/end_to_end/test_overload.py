@@ -61,6 +61,7 @@ def own_server(burst: Burst) -> Iterator[Server]:
 
 def arguments(burst: Burst) -> list[str]:
     found = ["--arena-nbytes", f"{burst.arena_mib}MiB", "--admission-timeout-s", "60"]
+    found += ["--prefix-cache-tokens", "0"]
     return [*found, "--encoder-cache-nbytes", str(ENCODER_CACHE_NBYTES)]
 
 

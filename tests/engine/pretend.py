@@ -44,7 +44,7 @@ _SETTINGS: dict[str, Any] = {
     "max_num_batched_tokens": 64,
     "max_num_batched_embeds": 64,
     "encoder_cache_nbytes": 1 << 20,
-    "prefix_cache_requests": 0,
+    "prefix_cache_tokens": 0,
     "kv_budget": KvBudget(),
     "step_timeout_s": 30.0,
     "position_features": frozenset({"image_grid_thw"}),

@@ -29,7 +29,7 @@ limits = st.builds(
     cache_nbytes=st.sampled_from([108, 120, 999]),
     kv_num_blocks=st.sampled_from([14, 20, 30, 45, 120]),
     kv_block_tokens=st.integers(1, 2),
-    max_num_kept=st.sampled_from([0, 1, 3, 9, 9]),
+    max_kept_tokens=st.sampled_from([0, 5, 20, 60, 60]),
     lookahead_tokens=st.sampled_from([0, 0, 3, 9]),
     can_split_items=st.booleans(),
 )
@@ -56,7 +56,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start(self, limits: Limits) -> None:
         self.limits = limits
         self.scheduler = Scheduler(limits)
-        self.scheduler._kept = KeptSequences(limits.max_num_kept, least_tokens=2)
+        self.scheduler._kept = KeptSequences(least_tokens=2)
         self.worker = NaiveWorker(limits, SIZES, NBYTES)
         self.sampled: list[str] = []
         self.num_arrivals = 0
@@ -146,7 +146,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert rows <= num_embeds or len(step.encode) == 1
         self.sampled += self.worker.do(step)
         assert self.scheduler._kept.num_blocks <= self.scheduler.num_kv_blocks_free
-        assert self.scheduler.num_kept <= self.limits.max_num_kept
+        kept_tokens = self.scheduler._kept.num_blocks * self.limits.kv_block_tokens
+        assert kept_tokens <= self.limits.max_kept_tokens
         self.check_embeddings()
         self.check_first_in_line(step)
         if step.is_empty:

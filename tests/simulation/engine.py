@@ -67,7 +67,7 @@ class Core:
             max_num_batched_tokens=8,
             max_num_batched_embeds=16,
             encoder_cache_nbytes=1200,
-            prefix_cache_requests=3,
+            prefix_cache_tokens=24,
             kv_budget=KvBudget(num_tokens=64),
             step_timeout_s=1.0,
         )

@@ -23,6 +23,8 @@ from afferent.types import FILE_KINDS
 
 _WINDOW_NBYTES = 64 << 10
 _SLOW_GRACE_S = 2.0
+_MOST_KNOWN_TIMES = 8
+"""Length of a body with known media, in limits of a body."""
 _LEAST_KNOWN_NBYTES = 64 << 10
 """Smaller items count in any case: a lookup costs more than it could spare."""
 _SMALL_NBYTES = 1 << 20
@@ -257,7 +259,9 @@ class _Sink:
 
 
 def _is_longer(announced: int | None, limits: RequestLimits) -> bool:
-    return announced is not None and announced > limits.max_body_nbytes
+    """Whether a body is longer than its limit, but not so long that it is refused at once."""
+    most = limits.max_body_nbytes
+    return announced is not None and most < announced <= _MOST_KNOWN_TIMES * most
 
 
 def _announced_nbytes(request: Request) -> int | None:

@@ -16,6 +16,8 @@ from afferent.schedule.step import Reuse
 
 Tokens = NDArray[np.int64]
 
+MOST = 64
+"""Most kept sequences: each new one is compared with all of its tenant."""
 LEAST_TOKENS = 16
 """Shorter beginnings are computed again: many unrelated prompts share so many tokens."""
 
@@ -23,9 +25,9 @@ LEAST_TOKENS = 16
 class KeptSequences:
     """Kept sequences, in the order of their last use; those of tenants are apart."""
 
-    def __init__(self, most: int, *, least_tokens: int = LEAST_TOKENS) -> None:
-        """Keep at most ``most`` sequences."""
-        self._most, self._least_tokens = most, least_tokens
+    def __init__(self, *, least_tokens: int = LEAST_TOKENS) -> None:
+        """Keep no sequence yet."""
+        self._least_tokens = least_tokens
         self._kept: dict[str, Sequence] = {}
         self.num_blocks = 0
         """Blocks of the KV cache that they take."""
@@ -101,7 +103,7 @@ class KeptSequences:
 
     def shrink(self, num_blocks: int) -> Iterator[Sequence]:
         """Drop sequences until the rest takes at most ``num_blocks``; yield them."""
-        while self._kept and (self.num_blocks > num_blocks or len(self._kept) > self._most):
+        while self._kept and (self.num_blocks > num_blocks or len(self._kept) > MOST):
             oldest = next(iter(self._kept.values()))
             self._remove(oldest)
             yield oldest

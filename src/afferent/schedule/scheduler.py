@@ -82,7 +82,7 @@ class Scheduler:
         self._answers: Served[str] = Served()  # answer tokens by request, of the running sequences
         self._dropped: list[str] = []
         self._reused: dict[str, Reuse] = {}  # of this step, by the sequence that begins
-        self._kept = KeptSequences(limits.max_num_kept)
+        self._kept = KeptSequences()
         self._ended: deque[Sequence] = deque()
         self._reset_caches()
 
@@ -279,7 +279,8 @@ class Scheduler:
         )
         self._dropped, self._reused = [], {}
         # In the next step: this one may begin with them.
-        for kept in self._kept.shrink(self._kv.num_free):
+        most_blocks = self._limits.max_kept_tokens // self._limits.kv_block_tokens
+        for kept in self._kept.shrink(min(self._kv.num_free, most_blocks)):
             self._drop(kept)
         # Release after the report: a step must not evict what it reads.
         for sequence in builder.advanced:
@@ -511,7 +512,7 @@ class Scheduler:
         num_blocks = sequence.num_blocks
         self._kv.release(sequence)
         self._cache.release_all(sequence.id)
-        if may_keep and self._limits.max_num_kept and sequence.gather_tokens():
+        if may_keep and self._limits.max_kept_tokens and sequence.gather_tokens():
             sequence.num_blocks = num_blocks
             for contained in self._kept.add(sequence):
                 self._drop(contained)

@@ -55,8 +55,8 @@ class Limits:
     """Blocks of the KV cache."""
     kv_block_tokens: int = 16
     """Positions that fit in one block."""
-    max_num_kept: int = 0
-    """Sequences whose KV caches stay after their end, in blocks that no running sequence needs."""
+    max_kept_tokens: int = 0
+    """Positions of ended sequences whose KV caches stay, in blocks that no running one needs."""
     lookahead_tokens: int = 0
     """Distance after a chunk within which items are encoded with it, if there is space.
 
@@ -87,7 +87,7 @@ class Limits:
     def __post_init__(self) -> None:
         for field in fields(self):
             least = (
-                0 if field.name in ("lookahead_tokens", "max_num_kept", "can_split_items") else 1
+                0 if field.name in ("lookahead_tokens", "max_kept_tokens", "can_split_items") else 1
             )
             if getattr(self, field.name) < least:
                 raise ConfigError(f"{field.name} is below {least}")

@@ -118,7 +118,7 @@ def _core(
             max_num_batched_tokens=settings.max_num_batched_tokens,
             max_num_batched_embeds=settings.max_num_batched_embeds,
             encoder_cache_nbytes=settings.encoder_cache_nbytes,
-            prefix_cache_requests=settings.prefix_cache_requests,
+            prefix_cache_tokens=settings.prefix_cache_tokens,
             kv_budget=budget,
             step_timeout_s=settings.engine_step_timeout_s,
             position_features=POSITION_FEATURES | facts_of(site.model_folder).position_features,

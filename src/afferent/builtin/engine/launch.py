@@ -33,7 +33,7 @@ class CoreSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     max_num_batched_tokens: int
     max_num_batched_embeds: int
     encoder_cache_nbytes: int
-    prefix_cache_requests: int
+    prefix_cache_tokens: int
     kv_budget: KvBudget
     step_timeout_s: float
     position_features: frozenset[str] = frozenset()

@@ -32,13 +32,11 @@ class ReferenceSettings(Settings, frozen=True, kw_only=True, forbid_unknown_fiel
         Group.COMMON,
         ge=0,
     )
-    prefix_cache_requests: int = setting(
-        64,
-        "ended requests whose KV cache stays for prompts that begin alike, until running requests "
-        "need its memory; 0: none",
+    prefix_cache_tokens: int = setting(
+        32_768,
+        "tokens of ended requests whose KV cache stays for prompts that begin alike; 0: none",
         Group.ENGINE,
         ge=0,
-        le=4096,
     )
     max_num_batched_tokens: int = setting(
         512,

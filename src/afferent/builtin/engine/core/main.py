@@ -234,7 +234,7 @@ def _limits(settings: CoreSettings, info: EngineInfo) -> Limits:
         kv_num_blocks=UNLIMITED if kv_tokens is None else -(-kv_tokens // _KV_BLOCK_TOKENS),
         kv_block_tokens=_KV_BLOCK_TOKENS,
         can_split_items=info.can_split_items,
-        max_num_kept=settings.prefix_cache_requests,
+        max_kept_tokens=settings.prefix_cache_tokens,
     )
 
 

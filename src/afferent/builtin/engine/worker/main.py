@@ -160,7 +160,7 @@ class EngineWorker:
             self._num_failed_steps = 0
             failed |= self._runner.failed
             for chunk in prefill:
-                note = f"{chunk.num_tokens} tokens"
+                note = f"{chunk.num_tokens} token{'s' if chunk.num_tokens > 1 else ''}"
                 span = span_since(start_ns, "worker", "prefill", note=note)
                 spans.append((chunk.sequence_id, span))
             return chosen
