@@ -86,7 +86,7 @@ class Worker:
         """
         self._store, self._family, self._name = store, family, name
         self._limits, self._item_cpu_s = limits, item_cpu_s
-        self._is_idle = self._is_stopping = False
+        self._is_idle = self._is_stopping = self._has_own_process = False
 
     def run(self) -> None:
         """Work until SIGTERM; a running job is finished.
@@ -95,6 +95,7 @@ class Worker:
             StoreUnavailable: The store is gone.
         """
         signal.signal(signal.SIGTERM, self._stop)
+        self._has_own_process = True
         while not self._is_stopping:
             self._is_idle = True
             order = self._store.take()
@@ -171,7 +172,8 @@ class Worker:
         Rendering ends itself in time; the kernel ends a worker whose page takes long to parse.
         """
         seconds = _PAGE_TIMES * self._limits.max_page_s
-        sandbox.allow_cpu(min(self._item_cpu_s, seconds))
+        if self._has_own_process:
+            sandbox.allow_cpu(min(self._item_cpu_s, seconds))
 
     def _file(self, order: Order, file: InputRange) -> memoryview:
         whole = self._store.block(order.inputs[0])
