@@ -39,7 +39,7 @@ from afferent.proxy.load import LoadReport, LoadReports
 from afferent.proxy.reference_stage import Referenced, ReferenceStage
 from afferent.proxy.request_scope import RequestScope, RequestScopes
 from afferent.proxy.responses import path_of, refusal
-from afferent.proxy.shown_documents import documents_in
+from afferent.proxy.shown_documents import documents_in, show
 from afferent.proxy.tenancy import Tenancy
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.trace import Trace
@@ -215,8 +215,10 @@ class Passage:
         _check_media(sources, body)
         if shown:
             trace.media = "document"
-            await stage.show(
-                *(exchange.id, document, shown, media), share=exchange.share, trace=trace
+            await show(
+                *(stage.items, exchange.id, document, shown, media, stage.pages_of(document)),
+                share=exchange.share,
+                trace=trace,
             )
         if not document.places:
             reader.let_others_come()

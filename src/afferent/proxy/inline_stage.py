@@ -17,11 +17,10 @@ from afferent.keys import PLACEMENT_NBYTES, placement_digest
 from afferent.media.body.raw import RawMedia
 from afferent.media.families.reencoded import FILE, ReencodedFamily
 from afferent.media.headers.media_types import media_type_of
-from afferent.proxy.document_places import DocumentPlace
 from afferent.proxy.inline_body import InlineBody, InlineMedia, Markers
 from afferent.proxy.media_locations import Document
 from afferent.proxy.reference_stage import WAYS
-from afferent.proxy.shown_documents import show
+from afferent.proxy.shown_documents import PageUse
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.trace import Trace
@@ -80,23 +79,9 @@ class InlineStage:
         """Stage of the items."""
         return self._items
 
-    async def show(
-        self,
-        request_id: str,
-        document: Document,
-        places: Sequence[DocumentPlace],
-        media: dict[str, RawMedia],
-        *,
-        share: Share,
-        trace: Trace,
-    ) -> None:
-        """Put the pages of documents in their places; see `shown_documents.show`."""
-        await show(
-            *(self._items, request_id, document, places, media),
-            share=share,
-            trace=trace,
-            keeps_bytes=True,
-        )
+    def pages_of(self, _: Document) -> PageUse:
+        """Return the use of the pages of a body's documents: the upstream reads their images."""
+        return PageUse(keeps_bytes=True)
 
     async def read(
         self,

@@ -28,10 +28,9 @@ from afferent.items.request import ItemRequest
 from afferent.items.stage import ItemStage
 from afferent.keys import frame
 from afferent.media.body.raw import RawMedia
-from afferent.proxy.document_places import DocumentPlace
 from afferent.proxy.media_locations import Document
 from afferent.proxy.prompts import PromptTokens
-from afferent.proxy.shown_documents import show
+from afferent.proxy.shown_documents import PageUse
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import Find
@@ -161,17 +160,8 @@ class ReferenceStage:
         """Stage of the items."""
         return self._items
 
-    async def show(
-        self,
-        request_id: str,
-        document: Document,
-        places: Sequence[DocumentPlace],
-        media: dict[str, RawMedia],
-        *,
-        share: Share,
-        trace: Trace,
-    ) -> None:
-        """Put the pages of documents in their places; see `shown_documents.show`.
+    def pages_of(self, document: Document) -> PageUse:
+        """Return the use of the pages of a body's documents.
 
         Features of them are made at once if the engine takes features of all media of the request.
         """
@@ -179,13 +169,7 @@ class ReferenceStage:
         makes_all = max_pixels is not None and self._makes_any(Modality.IMAGE)
         makes_all = makes_all and self._upstream.takes(Modality.IMAGE, None)
         keeps_bytes = not makes_all or bool(document.places) or self._items.names_items
-        await show(
-            *(self._items, request_id, document, places, media),
-            share=share,
-            trace=trace,
-            keeps_bytes=keeps_bytes,
-            max_pixels=max_pixels or 0,
-        )
+        return PageUse(keeps_bytes=keeps_bytes, max_pixels=max_pixels or 0)
 
     async def check(self, request_id: str, referenced: Referenced) -> None:
         """Check that the objects of the media handles have existed all the time.

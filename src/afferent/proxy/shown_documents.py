@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from afferent.admission.shares import Share
 from afferent.files.stored_file import StoredFile
@@ -23,25 +23,35 @@ def documents_in(document: Document, body: ReceivedBody) -> list[DocumentPlace]:
     return [place for place in document.documents if _is_document(place, body)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageUse:
+    """Use of pages.
+
+    Attributes:
+        keeps_bytes: Whether the upstream or a later stage reads the images of the pages; if not,
+            their features are made.
+        max_pixels: As for `MediaPart`.
+    """
+
+    keeps_bytes: bool
+    max_pixels: int = 0
+
+
 async def show(
     items: ItemStage,
     request_id: str,
     document: Document,
     places: Sequence[DocumentPlace],
     media: dict[str, RawMedia],
+    use: PageUse,
     *,
     share: Share,
     trace: Trace,
-    keeps_bytes: bool,
-    max_pixels: int = 0,
 ) -> None:
     """Put the pages of documents in their places.
 
     Args:
         media: Media that were cut out of the body; those of the documents are removed.
-        keeps_bytes: Whether the upstream or a later stage reads the images of the pages; if not,
-            their features are made.
-        max_pixels: As for `MediaPart`.
 
     Raises:
         InvalidMedia: A document can't be read.
@@ -54,10 +64,10 @@ async def show(
         else place.part
         for place in places
     ]
-    items.documents.check(parts, has_features=not keeps_bytes)
+    items.documents.check(parts, has_features=not use.keeps_bytes)
     others = ItemRequest(request_id, document.parts(dict(media)), share)
     found = await items.documents.read(
-        *(others, parts, trace), keeps_bytes=keeps_bytes, max_pixels=max_pixels
+        *(others, parts, trace), keeps_bytes=use.keeps_bytes, max_pixels=use.max_pixels
     )
     for place, each in zip(places, found, strict=True):
         place.show(each.pages)

@@ -106,11 +106,6 @@ class Scheduler:
         return self._kv.num_free
 
     @property
-    def num_kept(self) -> int:
-        """Number of sequences that have ended, and whose KV caches the workers have still."""
-        return len(self._kept)
-
-    @property
     def kv_in_use(self) -> float:
         """Part of the KV cache in use, 0 to 1."""
         return 1.0 - self._kv.num_free / self._kv.num_blocks

@@ -88,21 +88,23 @@ class FormEnding:
         return [tokens[0] for tokens in found if len(tokens) == 1]
 
     @cached_property
-    def _lengthening(self) -> list[int]:
+    def _texts(self) -> list[bytes]:
+        return [
+            self._tokenizer.decode_bytes([token]) for token in range(self._tokenizer.vocab_size)
+        ]
+
+    @cached_property
+    def _lengthening(self) -> NDArray[np.intp]:
         """Tokens that open a list, an object or an escape, go on to another value, or are a part of
         a character.
         """
-        texts = (self._tokenizer.decode_bytes([token]) for token in range(len(self._ranks)))
-        return [token for token, text in enumerate(texts) if _is_lengthening(text)]
+        return np.flatnonzero([_is_lengthening(text) for text in self._texts])
 
     @cached_property
     def _ranks(self) -> NDArray[np.int32]:
         """Rank of each token: longer texts are further, but none that opens a list or an object."""
-        ranks = np.zeros(self._tokenizer.vocab_size, np.int32)
-        for token in range(len(ranks)):
-            text = self._tokenizer.decode_bytes([token])
-            ranks[token] = 0 if b"{" in text or b"[" in text else 1 + len(text)
-        return ranks
+        ranks = [0 if b"{" in text or b"[" in text else 1 + len(text) for text in self._texts]
+        return np.array(ranks, np.int32)
 
 
 def _is_lengthening(text: bytes) -> bool:
@@ -110,7 +112,9 @@ def _is_lengthening(text: bytes) -> bool:
     return is_part or any(character in text for character in b"{[,\\")
 
 
-def _bits(tokens: Sequence[int], *, like: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _bits(
+    tokens: Sequence[int] | NDArray[np.intp], *, like: NDArray[np.uint8]
+) -> NDArray[np.uint8]:
     """Return the mask of these tokens, as long as another one."""
     bits = np.zeros(8 * len(like), np.uint8)
     bits[tokens] = 1

@@ -155,16 +155,8 @@ class Runner:
             num_answered=num_answered,
             eos_token_ids=self.info.eos_token_ids,
         )
-        form = form_of(sampling)
-        if form is not None and self._guide is not None:
-            answered = token_ids[len(token_ids) - num_answered :]
-            self._guide.begin(
-                sequence_id,
-                form,
-                nbytes=form_nbytes,
-                answered=answered,
-                max_tokens=0 if sampling.ignore_eos else sampling.max_tokens,
-            )
+        answered = token_ids[len(token_ids) - num_answered :]
+        self._follow(sequence_id, sampling, nbytes=form_nbytes, answered=answered)
         self._sequences[sequence_id] = RunningSequence(
             sequence_id, list(token_ids), sampling, state, rules, has_answer, num_computed
         )
@@ -198,17 +190,8 @@ class Runner:
         sequence.rules = LogitRules.of(
             sampling, sequence.token_ids, num_answered=0, eos_token_ids=self.info.eos_token_ids
         )
-        form = form_of(sampling)
-        if self._guide is not None:
-            self._guide.drop(sequence_id)
-            if form is not None:
-                self._guide.begin(
-                    sequence_id,
-                    form,
-                    nbytes=form_nbytes,
-                    answered=[],
-                    max_tokens=0 if sampling.ignore_eos else sampling.max_tokens,
-                )
+        self.finish(sequence_id)
+        self._follow(sequence_id, sampling, nbytes=form_nbytes, answered=[])
 
     @torch.inference_mode()
     def run(
@@ -250,6 +233,20 @@ class Runner:
             ids = [each.sequence_id for each in sequences]
             self._guide.advance(list(zip(ids, tokens, strict=True)))
         return list(map(_chosen, sequences, tokens, logits))
+
+    def _follow(
+        self, sequence_id: str, sampling: Sampling, *, nbytes: int, answered: list[int]
+    ) -> None:
+        """Follow an answer from now on, if it has a format."""
+        form = form_of(sampling)
+        if form is not None and self._guide is not None:
+            self._guide.begin(
+                sequence_id,
+                form,
+                nbytes=nbytes,
+                answered=answered,
+                max_tokens=0 if sampling.ignore_eos else sampling.max_tokens,
+            )
 
     def finish(self, sequence_id: str) -> None:
         """Forget what chooses a sequence's tokens; its positions stay, to be reused."""
