@@ -5,6 +5,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 MODEL ?=
+VERSION ?=
+VLLM_VENV := .venv-vllm$(if $(VERSION),-$(VERSION))
 ARGS ?=
 
 # Servers start sooner from modules that are compiled.
@@ -13,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-clients setup-engines serve test test-vllm test-vllm-families test-clients test-engines test-page test-ray quick fuzz storm \
+.PHONY: help setup setup-vllm setup-clients setup-engines serve test test-vllm test-vllm-families probe-vllm test-clients test-engines test-page test-ray quick fuzz storm \
 	soak sweep simulate package wheels schema lint type imports fmt bench bench-ray bench-vllm bench-render mutants \
 	mutation docs check lock audit train evaluate clean
 
@@ -60,17 +62,20 @@ $(VENV)/.wheels: $(VENV)/.ready pyproject.toml
 	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[wheels]'
 	@touch $@
 
-setup-vllm: setup .venv-vllm/.ready  ## make an environment with a vLLM for this CPU (4 GB, some minutes)
+setup-vllm: setup $(VLLM_VENV)/.ready  ## make an environment with a vLLM for this CPU (4 GB, some minutes), VERSION=0.31
 
-.venv-vllm/.ready: tools/vllm_env.py pyproject.toml
-	@$(BIN)/python -m tools.vllm_env .venv-vllm
+$(VLLM_VENV)/.ready: tools/vllm_env.py pyproject.toml
+	@$(BIN)/python -m tools.vllm_env $(VLLM_VENV) $(if $(VERSION),--version $(VERSION))
 	@touch $@
 
-test-vllm: setup-vllm  ## compare with a real vLLM, and kill it (an hour), ARGS="-k oracle"
-	@$(BIN)/python -m pytest -q tests/vllm --ignore tests/vllm/test_families.py --vllm --timeout 1800 -s $(ARGS)
+test-vllm: setup-vllm  ## compare with a real vLLM, and kill it (an hour), VERSION=0.31 ARGS="-k oracle"
+	@TEST_VLLM_PYTHON=$(VLLM_VENV)/bin/python $(BIN)/python -m pytest -q tests/vllm --ignore tests/vllm/test_families.py --vllm --timeout 1800 -s $(ARGS)
 
 test-vllm-families: setup-vllm  ## compare each family with a real vLLM (four minutes each), ARGS="-k llama4"
-	@$(BIN)/python -m pytest -q tests/vllm/test_families.py --vllm --timeout 1800 -s $(ARGS)
+	@TEST_VLLM_PYTHON=$(VLLM_VENV)/bin/python $(BIN)/python -m pytest -q tests/vllm/test_families.py --vllm --timeout 1800 -s $(ARGS)
+
+probe-vllm: setup  ## read whether VERSION=0.33.0 of vLLM, a wheel for any device, has what Afferent needs
+	@$(BIN)/python -m tools.vllm_wheels $(VERSION) $(ARGS)
 
 setup-engines: setup .venv-serve/.ready  ## make an environment with another engine (50 MB)
 

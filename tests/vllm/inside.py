@@ -17,10 +17,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
 import mistral_common
 import numpy as np
 import torch
+import vllm
 from PIL import Image
 from vllm.config import ECTransferConfig, VllmConfig
 from vllm.distributed.ec_transfer.ec_connector.example_connector import ECExampleConnector
@@ -50,6 +52,8 @@ from afferent.engines.vllm.plugin import mistral as plugin_mistral
 from afferent.engines.vllm.plugin import names as plugin_names
 from afferent.engines.vllm.plugin.arena import Arena
 from afferent.engines.vllm.plugin.embeddings import KeptEmbeddings
+from afferent.engines.vllm.plugin.hooks import HOOKS, OF_NAMES, SUPPORTED, Hook
+from afferent.engines.vllm.plugin.sources import Sources
 from afferent.engines.vllm.plugin.step import Located, Step
 from afferent.engines.vllm.plugin.step_pins import PinnedStep
 from afferent.errors import FormatError
@@ -69,11 +73,11 @@ def there_and_back(item: MultiModalKwargsItem, **limits: int) -> MultiModalKwarg
     return items.from_tree(codec.view(block, tensors="torch", **limits))
 
 
-def refused(call: Callable[[], object]) -> str:
+def refused(call: Callable[[], object], kind: type[Exception] = FormatError) -> str:
     """Return the error message, as pytest is not installed there."""
     try:
         call()
-    except FormatError as error:
+    except kind as error:
         return str(error)
     raise AssertionError("it was not refused")
 
@@ -123,12 +127,25 @@ def refusals() -> None:
 
 
 def hooks() -> None:
-    """This version of vLLM has all hooks of the plugin; the probe names a missing one."""
+    """This version of vLLM has all hooks of the plugin, imported and by its source code; the probe
+    names a missing one, and refuses other versions.
+    """
+    probe.check()
     assert probe.missing() == []
     assert probe.has_stable_names()
-    hook = probe._Hook("vllm.multimodal.parse", "ModalityDataItems.get_count", ("colour",))
-    assert probe._missing(hook) == "vllm.multimodal.parse.ModalityDataItems.get_count(colour)"
-    assert probe._missing(probe._Hook("vllm.nothing", "at_all")) == "vllm.nothing.at_all"
+    sources = Sources(Path(vllm.__path__[0]).parent)
+    assert probe.missing_in(sources, (*HOOKS, *OF_NAMES)) == []
+    lacking = [
+        Hook("vllm.multimodal.parse", "ModalityDataItems.get_count", ("colour",)),
+        Hook("vllm.nothing", "at_all"),
+    ]
+    expected = ["vllm.multimodal.parse.ModalityDataItems.get_count(colour)", "vllm.nothing.at_all"]
+    assert probe.missing(lacking) == probe.missing_in(sources, lacking) == expected
+    with mock.patch.object(vllm, "__version__", "0.1.0"):
+        said = refused(probe.check, RuntimeError)
+        assert f"supports vLLM {', '.join(SUPPORTED)}, and this is 0.1.0" in said
+        with mock.patch.dict(os.environ, {probe.ANY_VERSION: "1"}):
+            probe.check()
 
 
 def names() -> None:

@@ -1,116 +1,170 @@
-"""Parts of vLLM that Afferent uses, and the check that this version has them."""
+"""Check that a vLLM has the parts that Afferent uses.
+
+    python -m afferent.engines.vllm.plugin.probe                the vLLM of this environment
+    python -m afferent.engines.vllm.plugin.probe NEW [OLD]      a wheel or a folder of packages
+
+The second form imports nothing of vLLM and needs no GPU. With ``OLD``, it also reports the parts
+whose arguments or code differ between the two, with the difference. Its exit status is 1 if a part
+is missing.
+"""
 
 from __future__ import annotations
 
+import argparse
+import difflib
 import importlib
 import inspect
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from afferent.engines.vllm.plugin.hooks import HOOKS, OF_NAMES, SUPPORTED, Hook
+from afferent.engines.vllm.plugin.sources import Part, Sources
+from afferent.errors import ConfigError
+
+ANY_VERSION: Final = "AFFERENT_ANY_VLLM"
+"""Environment variable: 1 tries a version of vLLM that Afferent was not tested with."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Hook:
-    """Name in a module of vLLM, and arguments that it must take."""
-
-    module: str
-    name: str
-    arguments: Sequence[str] = ()
-
-
-_PROCESSOR = "vllm.multimodal.processing.processor"
-HOOKS: Sequence[_Hook] = (
-    _Hook("vllm.multimodal.media", "MEDIA_CONNECTOR_REGISTRY"),
-    _Hook("vllm.multimodal.media", "MediaConnector", ("media_io_kwargs",)),
-    _Hook("vllm.multimodal.media", "MediaWithBytes"),
-    _Hook("vllm.multimodal.media", "MediaConnector.load_from_url", ("url", "media_io")),
-    _Hook("vllm.multimodal.media", "MediaConnector.load_from_url_async", ("url", "media_io")),
-    _Hook("vllm.multimodal.parse", "ModalityDataItems.get_passthrough_data"),
-    _Hook("vllm.multimodal.parse", "MultiModalDataParser._get_subparsers"),
-    _Hook(
-        _PROCESSOR,
-        "BaseMultiModalProcessor._cached_apply_hf_processor",
-        ("inputs", "timing_ctx"),
-    ),
-    _Hook(
-        _PROCESSOR,
-        "BaseMultiModalProcessor._bind_and_group_updates",
-        ("prompt_updates", "mm_item_counts"),
-    ),
-    _Hook(_PROCESSOR, "BaseMultiModalProcessor._postprocess_prompt", ("prompt",)),
-    _Hook(_PROCESSOR, "BaseMultiModalProcessor._get_mm_fields_config"),
-    _Hook(_PROCESSOR, "MultiModalProcessingResult", ("prompt_ids", "kwargs", "hashes")),
-    _Hook(_PROCESSOR, "PromptReplacement", ("modality", "target", "replacement")),
-    _Hook(_PROCESSOR, "PromptUpdateDetails.from_seq", ("seq",)),
-    _Hook(_PROCESSOR, "PromptUpdateDetails.select_token_id", ("seq", "embed_token_id")),
-    _Hook("vllm.multimodal.inputs", "MultiModalBatchedField", ("keep_on_cpu",)),
-    _Hook("vllm.multimodal.inputs", "MultiModalFieldElem", ("data", "field")),
-    _Hook("vllm.multimodal.inputs", "MultiModalFlatField"),
-    _Hook("vllm.multimodal.inputs", "MultiModalKwargsItems.from_hf_inputs"),
-    _Hook("vllm.multimodal.utils", "group_and_batch_mm_items", ("device",)),
-    _Hook("vllm.multimodal", "MULTIMODAL_REGISTRY.create_processor", ("model_config",)),
-    _Hook("vllm.model_executor.models.registry", "ModelRegistry.models"),
-    _Hook("vllm.model_executor.models.registry", "_MULTIMODAL_MODELS"),
-    _Hook("vllm.model_executor.models.registry", "_LazyRegisteredModel.load_model_cls"),
-)
-_EC = "vllm.distributed.ec_transfer.ec_connector.base"
-HOOKS_OF_NAMES: Sequence[_Hook] = (
-    _Hook("vllm.config", "VllmConfig._resolve_mm_embedding_inputs"),
-    _Hook(
-        "vllm.config",
-        "ECTransferConfig",
-        ("ec_connector", "ec_connector_module_path", "ec_role"),
-    ),
-    _Hook(_EC, "ECConnectorMetadata"),
-    _Hook(_EC, "ECConnectorBase", ("vllm_config", "role")),
-    _Hook(_EC, "ECConnectorBase.ensure_cache_available", ("request", "num_computed_tokens")),
-    _Hook(_EC, "ECConnectorBase.take_unavailable_requests"),
-    _Hook(_EC, "ECConnectorBase.has_cache_item", ("identifier",)),
-    _Hook(_EC, "ECConnectorBase.update_state_after_alloc", ("request", "index")),
-    _Hook(_EC, "ECConnectorBase.build_connector_meta", ("scheduler_output",)),
-    _Hook(_EC, "ECConnectorBase.request_finished", ("request",)),
-    _Hook(_EC, "ECConnectorBase.bind_connector_metadata", ("connector_metadata",)),
-    _Hook(_EC, "ECConnectorBase.clear_connector_metadata"),
-)
-"""Parts that names by content alone need; without them, names contain the block."""
-
-
-def missing(hooks: Sequence[_Hook] = HOOKS) -> list[str]:
-    """Return the parts that this version of vLLM lacks, in words."""
+def missing(hooks: Sequence[Hook] = HOOKS) -> list[str]:
+    """Return the parts that the vLLM of this environment lacks, in words."""
     return [said for hook in hooks if (said := _missing(hook))]
 
 
 def has_stable_names() -> bool:
     """Whether this vLLM has the parts that names by content alone need."""
-    return not missing(HOOKS_OF_NAMES)
+    return not missing(OF_NAMES)
 
 
 def check() -> None:
     """Check that Afferent works with this vLLM.
 
     Raises:
-        RuntimeError: This vLLM lacks a part, or is set to use its Rust frontend.
+        RuntimeError: Afferent does not support this version of vLLM, or it lacks a part, or is set
+            to use its Rust frontend.
     """
+    import vllm
+
+    if os.environ.get(ANY_VERSION, "0") in ("", "0") and not is_supported(vllm.__version__):
+        raise RuntimeError(
+            f"Afferent supports vLLM {', '.join(SUPPORTED)}, and this is {vllm.__version__}: "
+            f"install one of these versions, or try this one with {ANY_VERSION}=1"
+        )
     if lacks := missing():
         raise RuntimeError(f"Afferent can't work with this vLLM, which lacks {'; '.join(lacks)}")
     if os.environ.get("VLLM_USE_RUST_FRONTEND", "0") not in ("", "0"):
         raise RuntimeError("Afferent needs vLLM's own frontend: unset VLLM_USE_RUST_FRONTEND")
 
 
-def _missing(hook: _Hook) -> str:
-    where = f"{hook.module}.{hook.name}"
+def is_supported(version: str) -> bool:
+    """Whether the tests have run with this version's minor version."""
+    return ".".join(version.split(".")[:2]) in SUPPORTED
+
+
+def _missing(hook: Hook) -> str:
     try:
         found = importlib.import_module(hook.module)
         for part in hook.name.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError):
-        return where
+        return str(hook)
     if hook.arguments:
         parameters = inspect.signature(found).parameters  # type: ignore[arg-type]
         if lacks := [name for name in hook.arguments if name not in parameters]:
-            return f"{where}({', '.join(lacks)})"
+            return f"{hook}({', '.join(lacks)})"
     return ""
 
 
+# Of a vLLM that is not imported
+
+
+def missing_in(sources: Sources, hooks: Sequence[Hook]) -> list[str]:
+    """Return the parts that a vLLM lacks by its source code, in words."""
+    lacks = []
+    for hook in hooks:
+        part = sources.find(hook)
+        if part is None:
+            lacks.append(str(hook))
+        elif unknown := _unknown(hook, part):
+            lacks.append(f"{hook}({', '.join(unknown)})")
+    return lacks
+
+
+def report(new: Sources, old: Sources | None = None) -> Iterator[str]:
+    """Yield the lines of a report about the parts of a vLLM, compared with an older one."""
+    states: Counter[str] = Counter()
+    for hook in (*HOOKS, *OF_NAMES):
+        part = new.find(hook)
+        if part is None or _unknown(hook, part):
+            state, lines = "missing", [f"needed: {', '.join(hook.arguments)}"]
+        elif old is None:
+            state, lines = "there", []
+        else:
+            state, lines = _change(part, old.find(hook))
+        states[state] += 1
+        if state not in _GOOD:
+            yield f"{state:<18}{hook}{' (private)' if hook.is_private else ''}"
+            yield from (f"    {line}" for line in lines)
+    yield ", ".join(f"{number} {state}" for state, number in states.items())
+    yield _verdict(new, is_same=states.keys() <= _GOOD)
+
+
+_GOOD = frozenset({"there", "as before"})
+
+
+def _verdict(new: Sources, *, is_same: bool) -> str:
+    if missing_in(new, HOOKS):
+        return "Afferent can't work with this vLLM"
+    if missing_in(new, OF_NAMES):
+        return "the names of items would contain their block, as this vLLM lacks what others need"
+    if is_same:
+        return "this vLLM has all parts that Afferent needs"
+    return (
+        "this vLLM has all parts that Afferent needs; read the changes, then run the tests with it"
+    )
+
+
+def _unknown(hook: Hook, part: Part) -> list[str]:
+    """Return the arguments that a part does not take."""
+    if part.takes_any:
+        return []
+    return [name for name in hook.arguments if name not in part.arguments]
+
+
+def _change(new: Part, old: Part | None) -> tuple[str, list[str]]:
+    """Return how a part has changed, and lines about the change."""
+    if old is None:
+        return "new", []
+    if new == old:
+        return "as before", []
+    if (new.arguments, new.takes_any) != (old.arguments, old.takes_any):
+        lines = [f"before: {', '.join(old.arguments)}", f"now: {', '.join(new.arguments)}"]
+        return "other arguments", lines
+    if new.code == old.code:
+        return "moved", [f"before: {old.module}", f"now: {new.module}"]
+    diff = difflib.unified_diff(old.code.splitlines(), new.code.splitlines(), lineterm="", n=1)
+    return "other code", [line for line in diff if not line.startswith(("---", "+++"))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("new", nargs="?", type=Path, metavar="NEW", help="wheel, or site-packages")
+    parser.add_argument("old", nargs="?", type=Path, metavar="OLD", help="what to compare it with")
+    args = parser.parse_args()
+    if args.new is None:
+        lacks = missing()
+        print("\n".join(lacks) or "this vLLM has all parts that Afferent needs")
+        sys.exit(bool(lacks))
+    try:
+        new, old = Sources(args.new), args.old and Sources(args.old)
+    except (ConfigError, OSError) as error:
+        sys.exit(f"error: {error}")
+    print("\n".join(report(new, old)))
+    sys.exit(bool(missing_in(new, HOOKS)))
+
+
 if __name__ == "__main__":
-    print("\n".join(missing()) or "this vLLM has all that Afferent needs")
+    main()
