@@ -154,6 +154,9 @@ class StandIn:
             self.arena().leave(raw)
         if not json.loads(heard.body).get("stream"):
             await asyncio.to_thread(self.may_end.wait, 60)
+            if request.path.endswith("/rerank"):  # as vLLM does: with the documents
+                documents = json.loads(heard.body)["documents"]
+                return web.json_response({"said": said, "results": documents})
             return web.json_response({"said": said})
         answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await answer.prepare(request)

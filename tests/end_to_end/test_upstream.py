@@ -619,6 +619,19 @@ def test_images_that_become_something_else_here_go_as_bytes(
     assert answer.json() == {"said": [{"bytes": len(data)}, {"bytes": nbytes}]}
 
 
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_documents_that_an_answer_repeats_have_no_media_handles(
+    front: Front, picture: str, path: str
+) -> None:
+    document = {"content": [image(picture)]}
+    answer = front.post(path, {"query": "red", "documents": [document, "a text"]})
+    assert answer.status_code == 200, answer.text
+    (said,) = answer.json()["said"]
+    assert said["rows"] > 0
+    repeated = {"content": [image("(media)")]}
+    assert answer.json()["results"] == [repeated, "a text"]
+
+
 def test_limits_hold_for_headers_of_other_formats(front: Front) -> None:
     data = struct.pack("<2sIHHIIii", b"BM", 54, 0, 0, 54, 40, 20_000, 20_000) + bytes(28)
     answer = front.post("/v1/chat/completions", chat(image(shown(data))))

@@ -32,7 +32,6 @@ from afferent.proxy.app_settings import AppSettings
 from afferent.proxy.auth import Access, headers_to_pass_on
 from afferent.proxy.body import BodyReader
 from afferent.proxy.dialects import DIALECTS, NONE, Dialect
-from afferent.proxy.error_answers import without_references
 from afferent.proxy.http_server.exchange import hang_up
 from afferent.proxy.inline_stage import Inlined, InlineStage
 from afferent.proxy.load import LoadReport, LoadReports
@@ -41,6 +40,7 @@ from afferent.proxy.request_scope import RequestScope, RequestScopes
 from afferent.proxy.responses import path_of, refusal
 from afferent.proxy.shown_documents import documents_in, show
 from afferent.proxy.tenancy import Tenancy
+from afferent.proxy.upstream_answers import without_references
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.trace import Trace
 
@@ -171,7 +171,8 @@ class Passage:
         )
         try:
             async with self._upstream.forward(passed) as answer:
-                if answer.status >= _ERRORS and exchange.urls:
+                repeats = answer.status >= _ERRORS or path_of(request) in media_locations.REPEATING
+                if exchange.urls and repeats:
                     answer = without_references(answer, exchange.urls)
                 if answer.status >= _FAILURES:
                     await self._stage.explain(exchange.id, exchange.referenced)

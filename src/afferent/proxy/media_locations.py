@@ -155,6 +155,8 @@ TABLE: Final[Mapping[str, Location]] = {
     "/invocations": ByKey("messages", _CHAT, _SCORING),
 }
 """Media locations in the body of a request, by its path."""
+REPEATING: Final = frozenset({"/rerank", "/v1/rerank", "/v2/rerank"})
+"""Endpoints whose answers repeat media of the request."""
 
 
 def paths_at(path: str) -> frozenset[tuple[str, ...]]:

@@ -119,10 +119,9 @@ def download(
             why = "afferent serve would download it"
         elif not constants.is_offline_mode():
             why = f"{here} can't be reached: {in_a_line(error.__cause__ or error)}"
-        what = (
-            "not all of it is" if isinstance(error, errors.IncompleteSnapshotError) else "it is not"
-        )
-        raise ConfigError(f"{name!r} is no folder here, {what} in {cache}, and {why}") from error
+        raise ConfigError(
+            f"{name!r} is no folder here, is not complete in {cache}, and {why}"
+        ) from error
     except Exception as error:  # of HTTP, the disk, or the libraries for them
         raise ConfigError(
             f"{name!r} can't be downloaded from {here}: {in_a_line(error)}"

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from afferent.engines.upstream import UpstreamAnswer
-from afferent.proxy.error_answers import without_references
+from afferent.proxy.upstream_answers import without_references
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -1,4 +1,7 @@
-"""Errors of an upstream, without the media handles in them, which are useless to a client."""
+"""Answers of an upstream without the media handles in them, which are useless to a client.
+
+Errors have media handles, and so have answers that repeat documents of the request.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ _BEGUN: Final = re.compile(
 
 
 def without_references(answer: UpstreamAnswer, urls: Sequence[str]) -> UpstreamAnswer:
-    """Return an error with its media handles removed.
+    """Return an answer with its media handles replaced by ``(media)``.
 
     Args:
         urls: Media handles of the request.
