@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import httpx2 as httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer
 
 from afferent.builtin.apis.rendering.prompt_readers import READERS
 from afferent.builtin.pipeline.prompt import PromptBuilder
-from afferent.builtin.pipeline.request import GenerateRequest, VllmRules
+from afferent.builtin.pipeline.request import GenerateRequest, Truncation, VllmRules
+from afferent.engines.render import Renderer, RenderLink
 from afferent.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
 from afferent.media.body.received import ReceivedBody
 from afferent.media.families.registry import describe
 from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.types import Modality
+from tests.builtin.frontends import frontend
 from tests.examples import examples
 from tests.vllm.render_requests import HERMES, MISTRAL
 
 SHAPES = BUILT_IN_MODELS / "shapes"
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+COMPLETIONS = "/v1/completions"
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 PIXEL = "data:image/png;base64,aa"
 SCHEMA = {"type": "object", "properties": {"place": {"type": "string"}}}
@@ -59,6 +65,11 @@ def read(path: str, rules: VllmRules = RULES, **body: Any) -> GenerateRequest:
 
 
 def read_text(path: str, body: str, rules: VllmRules = RULES) -> GenerateRequest:
+    (request,) = read_all(path, body, rules)
+    return request
+
+
+def read_all(path: str, body: str, rules: VllmRules = RULES) -> list[GenerateRequest]:
     received = ReceivedBody(body.encode(), {}, len(body))
     return READERS[path].read(received, request_id="r", served="tiny", rules=rules)
 
@@ -419,14 +430,132 @@ def test_parameters_of_answers_are_ignored() -> None:
 
 
 def test_completion_has_a_text_or_tokens() -> None:
-    path = "/v1/completions"
+    path = COMPLETIONS
     text = read(path, prompt="a red", echo=True, bad_words=["x"], cache_salt="salt")
     assert (text.prompt, text.max_tokens, text.cache_salt) == ("a red", 16, "salt")
     tokens = read(path, prompt=[[5, 6]], max_tokens=3)
     assert (tokens.prompt, tokens.max_tokens) == ((5, 6), 3)
-    for body in ({"prompt": ["a", "b"]}, {"prompt": "a", "suffix": "b"}):
-        with pytest.raises(UnsupportedParameter):
-            read(path, **body)
+    with pytest.raises(UnsupportedParameter):
+        read(path, prompt="a", suffix="b")
+
+
+def test_completion_has_several_prompts_with_the_same_options() -> None:
+    options = {"add_special_tokens": False, "truncate_prompt_tokens": 2, "truncation_side": "right"}
+    for prompts in (["a", "b", "a"], [[5, 6], [7]], ["a"] * 1024):
+        body = json.dumps({"model": "tiny", "prompt": prompts, **options})
+        requests = read_all(COMPLETIONS, body)
+        assert [each.prompt for each in requests] == [
+            each if isinstance(each, str) else tuple(each) for each in prompts
+        ]
+        assert {each.truncation for each in requests} == {Truncation(2, "right")}
+        assert not any(each.adds_special for each in requests)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": ["a", [1]]}, "prompt"),
+        ({"prompt": [[1], "a"]}, "prompt"),
+        ({"prompt": [[1], 2]}, "prompt"),
+        ({"prompt": [[1], []]}, "prompt"),
+        ({"prompt": ["a"] * 1025}, "prompt"),
+        ({"prompt": "a", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"prompt": "a", "truncation_side": "up"}, "truncation_side"),
+    ],
+)
+def test_completion_with_invalid_prompts_is_refused(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read(COMPLETIONS, **body)
+    assert refused.value.param == param
+
+
+@examples(200, storm=5_000)
+@given(
+    text=st.text(st.sampled_from("ab \né<|im_end|>"), max_size=24),
+    limit=st.integers(0, 12),
+    side=st.sampled_from([None, "left", "right"]),
+    adds_special=st.booleans(),
+)
+def test_truncated_text_has_the_tokens_of_the_tokenizer_of_vllm(
+    framed: tuple[PromptBuilder, Any],
+    text: str,
+    limit: int,
+    side: Literal["left", "right"] | None,
+    adds_special: bool,
+) -> None:
+    """Its tokenizer cuts off the left side and keeps its special tokens; a side that the request
+    names is cut off with them.
+    """
+    builder, tokenizer = framed
+    whole: list[int] = tokenizer.encode(text, add_special_tokens=adds_special)
+    cut = {"left": whole[max(0, len(whole) - limit) :], "right": whole[:limit]}
+    truncation = Truncation(limit, side)
+    assert builder.plain(whole, truncation=truncation) == cut[side or "left"]
+    found = builder.plain(text, adds_special=adds_special, truncation=truncation)
+    if side is not None or (adds_special and limit < 2):
+        assert found == cut[side or "left"]
+    else:
+        options = {"truncation": True, "add_special_tokens": adds_special}
+        assert found == tokenizer.encode(text, max_length=limit, **options)
+
+
+@pytest.fixture(scope="module")
+def framed(tmp_path_factory: pytest.TempPathFactory) -> tuple[PromptBuilder, Any]:
+    """A tokenizer that adds a special token on both sides, here and as vLLM loads it."""
+    folder = folder_with(tmp_path_factory.mktemp("framed"), HERMES)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    names = ("<|im_start|>", "<|im_end|>")
+    pairs = [(name, tokenizer.token_to_id(name)) for name in names]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{names[0]} $A {names[1]}", special_tokens=pairs
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return builder_of(folder), AutoTokenizer.from_pretrained(folder, truncation_side="left")
+
+
+def test_completion_contains_tokens_of_media_as_in_vllm(hermes: Path) -> None:
+    builder = builder_of(hermes)
+    token_ids = builder.plain("a<|image_pad|>")
+    assert builder.plain(token_ids) == token_ids
+    assert builder.text_of(token_ids) == "a<|image_pad|>"
+
+
+def test_renderer_answers_each_prompt_of_a_completion(address: str) -> None:
+    """The requests are those of llm-d's router, which forwards a client's body unchanged."""
+    tokenizer = Tokenizer.from_file(str(SHAPES / "tokenizer.json"))
+    common = {"model": "shapes", "max_tokens": 8, "cache_salt": "live"}
+    texts = ["one two three", "four"]
+    bodies: list[dict[str, Any]] = [
+        {"prompt": texts},
+        {"prompt": [[1, 2, 3, 4], [5, 6, 7, 8]], "truncate_prompt_tokens": 2},
+        {"prompt": texts[0], "truncate_prompt_tokens": 3, "add_special_tokens": False},
+        {"prompt": [9] * 40, "truncate_prompt_tokens": -1},
+        {"prompt": [9] * 20, "max_tokens": 31},
+        {"prompt": [9] * 20, "max_tokens": 0, "truncate_prompt_tokens": 33},
+    ]
+
+    async def ask() -> list[httpx.Response]:
+        renderer = Renderer(RenderLink(max_model_len=32, is_for_vllm=True))
+        async with frontend(address, engine=renderer) as client:
+            path = "/v1/completions/render"
+            return [await client.post(path, json={**common, **body}) for body in bodies]
+
+    *answers, refused = asyncio.run(ask())
+    assert all(each.status_code == 200 for each in answers), [each.text for each in answers]
+    found = [each.json() for each in answers]
+    tokens = [[one["token_ids"] for one in each] for each in found]
+    assert tokens == [
+        [tokenizer.encode(text).ids for text in texts],
+        [[3, 4], [7, 8]],
+        [tokenizer.encode(texts[0]).ids[-3:]],
+        [[9] * 31],
+        [[9] * 20],
+    ]
+    first, second = (one["request_id"] for one in found[0])
+    assert (first[-2:], second[-2:], first[:-2]) == ("-0", "-1", second[:-2])
+    assert {one["cache_salt"] for each in found for one in each} == {"live"}
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "truncate_prompt_tokens"
 
 
 def test_tool_changes_within_messages() -> None:

@@ -130,9 +130,25 @@ def request(rng: Rng, *, has_tools: bool = False) -> Request:
     """Return a request of any dialect; ``has_tools`` allows tools, calls and results in it."""
     kind = str(rng.choice(["completion", *["messages", "responses"] * 2, *["chat"] * 7]))
     if kind == "completion":
-        return kind, {"model": "tiny", "prompt": TEXTS[0] * int(rng.integers(1, 4))}
+        return kind, {"model": "tiny", **_completion(rng)}
     body = {"chat": _chat, "messages": _messages, "responses": _responses}[kind](rng, has_tools)
+    if _is(rng, 6):  # some prompts leave less space for the answer
+        name = {"responses": "max_output_tokens"}.get(kind, "max_tokens")
+        body[name] = 256
     return kind, {"model": "tiny", **body}
+
+
+def _completion(rng: Rng) -> dict[str, Any]:
+    texts = [TEXTS[0] * int(rng.integers(1, 4)), TEXTS[1], TEXTS[3]]
+    tokens = [[int(each) for each in rng.integers(20, 250, 9)] for _ in range(2)]
+    body: dict[str, Any] = {"prompt": _of(rng, (texts[0], texts, tokens[0], tokens))}
+    if _is(rng, 3):
+        body["add_special_tokens"] = bool(rng.integers(2))
+    if rng.integers(2):
+        body["truncate_prompt_tokens"] = _of(rng, (-1, 3, 5, 9, 100))
+        if rng.integers(2):
+            body["truncation_side"] = _of(rng, ("left", "right"))
+    return body
 
 
 def _is(rng: Rng, one_in: int) -> bool:

@@ -29,21 +29,23 @@ _WITH_TOOLS = ("qwen2_5_vl-hermes", "qwen3_vl-mistral", "pixtral-mistral", "inte
 
 
 def rendered(url: str, kind: str, body: dict[str, Any]) -> tuple[int, Any]:
-    """Return the status, and tokens, hashes and placeholders, or the error."""
+    """Return the status, and tokens, hashes and placeholders of each prompt, or the error."""
     answer = httpx.post(f"{url}{PATHS[kind]}", json={**body, "mm_payload": "none"}, timeout=120)
     if answer.status_code != 200:
         return answer.status_code, answer.json().get("error", {}).get("message", "")
     found = answer.json()
-    one = found[0] if isinstance(found, list) else found
-    features = one.get("features") or {}
-    places = features.get("mm_placeholders") or {}
+    prompts = found if isinstance(found, list) else [found]
+    features = [each.get("features") or {} for each in prompts]
     return 200, {
-        "token_ids": one["token_ids"],
-        "hashes": features.get("mm_hashes") or {},
-        "places": {
-            kind: [(each["offset"], each["length"]) for each in found]
-            for kind, found in places.items()
-        },
+        "token_ids": [each["token_ids"] for each in prompts],
+        "hashes": [each.get("mm_hashes") or {} for each in features],
+        "places": [
+            {
+                kind: [(each["offset"], each["length"]) for each in places]
+                for kind, places in (each.get("mm_placeholders") or {}).items()
+            }
+            for each in features
+        ],
     }
 
 

@@ -26,8 +26,10 @@ from afferent.builtin.pipeline.conversations import History
 from afferent.builtin.pipeline.pipeline import Pipeline
 from afferent.builtin.pipeline.render import generate_request, rendered_body
 from afferent.builtin.pipeline.request import GenerateRequest, Output, PromptInfo, Rendered
+from afferent.errors import UnsupportedParameter
 from afferent.files.file_store import FileStore
 from afferent.items.file_ids import look_up
+from afferent.media.body.pace import Pace
 from afferent.media.body.received import ReceivedBody
 from afferent.proxy import counting
 from afferent.proxy.answer_headers import with_report
@@ -123,7 +125,7 @@ class Endpoint:
         """
 
         async def answer_with_tokens(exchange: _Exchange) -> Response:
-            rendered = await self._rendered(exchange, with_features=False)
+            rendered = await self._rendered_one(exchange, with_features=False)
             return json_answer(answer(rendered), exchange.own.id)
 
         return Handler(self, answer_with_tokens, "Return the prompt's tokens, or their number.")
@@ -187,35 +189,47 @@ class Endpoint:
         return await self._history.resume(call)
 
     async def _render(self, exchange: _Exchange) -> Response:
-        rendered = await self._rendered(exchange)
-        body = generate_request(exchange.own.id, self._settings.model_name, rendered)
-        # A completion may have several prompts in vLLM, so its path returns a list.
-        answer = [body] if self._api.path == COMPLETIONS else body
-        return json_answer(answer, exchange.own.id)
+        own_id, bodies, pace = exchange.own.id, [], Pace()
+        requests = await self._prompt_requests(exchange)
+        for index, each in enumerate(requests):
+            request_id = own_id if len(requests) == 1 else f"{own_id}-{index}"
+            rendered = await self._rendered(exchange, each)
+            bodies.append(generate_request(request_id, self._settings.model_name, rendered))
+            await pace.rest()
+        # Only completions may have several prompts, so their path returns a list.
+        return json_answer(bodies if self._api.path == COMPLETIONS else bodies[0], own_id)
 
     async def _render_items(self, exchange: _Exchange) -> Response:
-        rendered = await self._rendered(exchange)
+        rendered = await self._rendered_one(exchange)
         return json_answer(rendered_body(self._settings.model_name, rendered), exchange.own.id)
 
-    async def _prompt_request(self, exchange: _Exchange) -> GenerateRequest:
+    async def _prompt_requests(self, exchange: _Exchange) -> list[GenerateRequest]:
         rules = self._pipeline.vllm_rules
         if self._prompts is None or rules is None:
-            return (await self._read(exchange)).generate
+            return [(await self._read(exchange)).generate]
         body, share = await self._receive(exchange)
         start_ns = time.monotonic_ns()
         served = self._settings.model_names
-        generate = self._prompts.read(body, request_id=exchange.own.id, served=served, rules=rules)
+        requests = self._prompts.read(body, request_id=exchange.own.id, served=served, rules=rules)
         exchange.trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))
-        salt = generate.cache_salt
+        salt = requests[0].cache_salt
         if self._tenancy is not None:
             salt = self._tenancy.salt_of(share.tenant, salt.encode("utf-8", "surrogatepass"))
-        return structs.replace(generate, share=share, cache_salt=salt)
+        return [structs.replace(each, share=share, cache_salt=salt) for each in requests]
 
-    async def _rendered(
+    async def _rendered_one(
         self, exchange: _Exchange, *, with_features: bool | None = None
     ) -> Rendered:
-        """Return the prompt; by default, the query ``features=1`` asks for features too."""
-        generate = await self._prompt_request(exchange)
+        """Return the only prompt; see `_rendered`."""
+        generate, *others = await self._prompt_requests(exchange)
+        if others:
+            raise UnsupportedParameter("a request to this path has one prompt", param="prompt")
+        return await self._rendered(exchange, generate, with_features=with_features)
+
+    async def _rendered(
+        self, exchange: _Exchange, generate: GenerateRequest, *, with_features: bool | None = None
+    ) -> Rendered:
+        """Return a prompt; by default, the query ``features=1`` asks for features too."""
         if with_features is None:
             wish = exchange.request.query_params.get("features", "0")
             with_features = wish not in ("0", "false")

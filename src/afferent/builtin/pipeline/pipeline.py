@@ -28,6 +28,7 @@ from afferent.builtin.pipeline.request import (
     SamplingDefaults,
     TemplateOptions,
     TextPart,
+    Truncation,
     VllmRules,
 )
 from afferent.builtin.pipeline.stops import StopMatcher
@@ -215,7 +216,7 @@ class Pipeline:
         template = TemplateOptions(begins_answer=False)
         counted = msgspec.structs.replace(request, template=template, max_tokens=1)
         prompts = [item.prompt for item in ready]
-        prompt, _ = await self._prompt(counted, prompts, trace, may_reduce=True)
+        prompt, _ = await self._prompt(counted, prompts, trace)
         return [item.digest for item in found.in_order], len(prompt.token_ids)
 
     async def missing(self, request: ItemRequest) -> set[MediaPart]:
@@ -251,7 +252,7 @@ class Pipeline:
                 prompts = [item.prompt for item in ready]
                 if with_features:
                     sizes = [item.handle.nbytes for item in ready]
-            prompt, _ = await self._prompt(request, prompts, trace, may_reduce=False)
+            prompt, _ = await self._prompt(request, prompts, trace)
             items = [
                 RenderedItem(
                     modality=item.modality,
@@ -298,16 +299,12 @@ class Pipeline:
         with found.awaited():
             if (prompts := found.prompts) is not None:
                 # Too long prompts are refused before any work is done.
-                prompt, sampling = await self._prompt(
-                    request, prompts, trace, may_reduce=True, place=place
-                )
+                prompt, sampling = await self._prompt(request, prompts, trace, place=place)
                 ready = await self._items.prepare(request_id, found, trace)
             else:
                 ready = await self._items.prepare(request_id, found, trace)
                 prompts = [item.prompt for item in ready]
-                prompt, sampling = await self._prompt(
-                    request, prompts, trace, may_reduce=True, place=place
-                )
+                prompt, sampling = await self._prompt(request, prompts, trace, place=place)
         items = [
             Item(part.modality, item.key, item.handle, placeholder)
             for part, item, placeholder in zip(
@@ -415,16 +412,13 @@ class Pipeline:
         written: Sequence[ItemPrompt],
         trace: Trace,
         *,
-        may_reduce: bool,
         place: SequencePlace | None = None,
     ) -> tuple[Prompt, Sampling]:
-        """Return the prompt's tokens and the sampling.
-
-        Args:
-            may_reduce: Whether a larger ``max_tokens`` is reduced to the rest of the context.
+        """Return the prompt's tokens and the sampling; ``max_tokens`` is at most the rest of the
+        model's context.
 
         Raises:
-            PromptTooLong: The prompt and the requested answer exceed the model's context.
+            PromptTooLong: The context has no space for the prompt and the shortest answer.
         """
         if self.engine.info is None:
             raise EngineUnavailable("the engine is not ready; try again")
@@ -451,7 +445,7 @@ class Pipeline:
         trace.stage(start_ns, "tokenize", note=f"{num_tokens} tokens")
         room = limit - num_tokens
         max_tokens = room if request.max_tokens is None else request.max_tokens
-        needed = max(1, request.min_tokens or 0) if may_reduce else max(1, max_tokens)
+        needed = max(1, request.min_tokens or 0)
         if needed > room:
             raise PromptTooLong(
                 f"the prompt has {num_tokens} tokens and {needed} were asked for; "
@@ -481,11 +475,35 @@ class Pipeline:
                 request.messages, written, request.template, tenant=request.tenant
             )
         else:
-            tokens = self._prompts.plain(request.prompt, adds_special=request.adds_special)
+            tokens = self._prompts.plain(
+                request.prompt,
+                adds_special=request.adds_special,
+                truncation=self._truncation(request),
+            )
             prompt = Prompt(tokens, [], [])
         if not prompt.token_ids:
             raise InvalidRequest("the prompt has no tokens", param=Param.MESSAGES)
         return prompt
+
+    def _truncation(self, request: GenerateRequest) -> Truncation | None:
+        """Return the limit on the prompt's tokens; as in vLLM, -1 leaves space for one token of an
+        answer, if there is one.
+
+        Raises:
+            InvalidRequest: The limit is larger than the model's context.
+        """
+        asked, info = request.truncation, self.engine.info
+        if asked is None or info is None:
+            return asked
+        if asked.num_tokens > info.max_model_len:
+            raise InvalidRequest(
+                f"truncate_prompt_tokens is {asked.num_tokens}, and the model has room for "
+                f"{info.max_model_len} tokens",
+                param="truncate_prompt_tokens",
+            )
+        if asked.num_tokens >= 0:
+            return asked
+        return replace(asked, num_tokens=info.max_model_len - (request.max_tokens != 0))
 
     def modalities(self, info: EngineInfo) -> list[Modality]:
         """Return the modalities of requests that this engine and the model support."""

@@ -29,6 +29,7 @@ from afferent.builtin.pipeline.request import (
     TemplateOptions,
     TextPart,
     ToolUse,
+    Truncation,
 )
 from afferent.builtin.pipeline.vllm_messages import Written, as_vllm
 from afferent.errors import (
@@ -300,24 +301,46 @@ class PromptBuilder:
             return False
         return True
 
-    def plain(self, given: str | Sequence[int], *, adds_special: bool = True) -> list[int]:
+    def plain(
+        self,
+        given: str | Sequence[int],
+        *,
+        adds_special: bool = True,
+        truncation: Truncation | None = None,
+    ) -> list[int]:
         """Return the tokens of a text that is the whole prompt; special tokens are parsed.
 
+        Args:
+            adds_special: Whether the tokenizer adds its special tokens around a text.
+            truncation: Limit on the tokens, at least 0; more are cut off.
+
         Raises:
-            InvalidRequest: It contains a token of media.
+            InvalidRequest: It contains a token of media; in prompts of vLLM, which computes it as
+                any other token, it may.
         """
         token_ids = list(
-            self._tokenizer.encode(given, add_special_tokens=adds_special).ids
-            if isinstance(given, str)
-            else given
+            self._text_tokens(given, adds_special, truncation) if isinstance(given, str) else given
         )
+        if truncation is not None:
+            token_ids = _cut(token_ids, truncation.num_tokens, truncation.side or "left")
         of_media = {token for tokens in self._tokens.values() for token in _ids(tokens)}
-        if not of_media.isdisjoint(token_ids):
+        if not self._as_vllm and not of_media.isdisjoint(token_ids):
             raise InvalidRequest(
                 "media stand in messages: a prompt of text has no tokens of theirs",
                 param=Param.MESSAGES,
             )
         return token_ids
+
+    def _text_tokens(
+        self, text: str, adds_special: bool, truncation: Truncation | None
+    ) -> Sequence[int]:
+        if truncation is None or truncation.side is not None:
+            return self._tokenizer.encode(text, add_special_tokens=adds_special).ids
+        # As a tokenizer's own truncation in vLLM: the special tokens that it adds stay.
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        added = self._tokenizer.num_special_tokens_to_add(False) if adds_special else 0
+        encoding.truncate(max(0, truncation.num_tokens - added), direction="left")
+        return self._tokenizer.post_process(encoding, add_special_tokens=adds_special).ids
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """Return the text of all tokens, including special ones."""
@@ -425,6 +448,13 @@ def _tokens_of(text: str, tokenizer: Tokenizer) -> list[int]:
             param=Param.MESSAGES,
         ) from error
     return token_ids
+
+
+def _cut(token_ids: list[int], limit: int, side: str) -> list[int]:
+    """Return at most ``limit`` tokens; more are cut off at this side."""
+    if side == "left":
+        return token_ids[max(0, len(token_ids) - limit) :]
+    return token_ids[:limit]
 
 
 def _ids(tokens: MediaTokens) -> tuple[int, ...]:

@@ -101,6 +101,20 @@ class ToolUse:
     is_parallel: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """Limit on a prompt without a conversation, to which a longer one is cut.
+
+    Attributes:
+        num_tokens: Largest number of tokens; -1: as many as the model's context has.
+        side: Side that is cut off; ``None``: the left one, but special tokens that the tokenizer
+            adds to a text stay.
+    """
+
+    num_tokens: int
+    side: Literal["left", "right"] | None = None
+
+
 class GenerateRequest(Struct, frozen=True, kw_only=True):
     """Request for answers; ``None`` means the model's default.
 
@@ -114,6 +128,8 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     """Text or tokens for the model, instead of messages."""
     adds_special: bool = True
     """Whether the tokenizer adds its special tokens around a text, such as one for its start."""
+    truncation: Truncation | None = None
+    """Limit on ``prompt``."""
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None

@@ -29,7 +29,9 @@ COMPLETIONS = OpenAIDialect(
 )
 
 Text = str | list[Any]
-"""Prompt of a client: text, its tokens, or a list with one of these."""
+"""Prompt of a client: text, its tokens, or a list of texts or of lists of tokens."""
+_MAX_PROMPTS = 1024
+"""Largest number of prompts in a request, as in vLLM."""
 
 
 class CompletionRequest(schema.AnyRequest, kw_only=True):
@@ -72,19 +74,40 @@ class OpenAICompletions(BuiltinApi[CompletionRequest]):
 
 
 def read_prompt(given: Text) -> str | tuple[int, ...]:
-    """Return the text or tokens of a prompt.
+    """Return the text or tokens of the only prompt.
 
     Raises:
         InvalidRequest: It is neither text nor tokens.
         UnsupportedParameter: There are several prompts.
     """
+    first, *others = read_prompts(given)
+    if others:
+        raise UnsupportedParameter("a request has one prompt", param="prompt")
+    return first
+
+
+def read_prompts(given: Text) -> list[str | tuple[int, ...]]:
+    """Return the text or tokens of each prompt, of which there is at least one.
+
+    Raises:
+        InvalidRequest: One is neither text nor tokens, or there are both kinds, or too many.
+    """
+    prompts = [given]
     if isinstance(given, list) and given and isinstance(given[0], str | list):
-        if len(given) > 1:
-            raise UnsupportedParameter("a request has one prompt", param="prompt")
-        (given,) = given
+        prompts = given
+    if len(prompts) > _MAX_PROMPTS:
+        raise InvalidRequest(
+            f"a request has at most {_MAX_PROMPTS} prompts, and this one {len(prompts)}",
+            param="prompt",
+        )
+    if len({isinstance(each, str) for each in prompts}) > 1:
+        raise InvalidRequest("prompts are either texts or lists of tokens", param="prompt")
+    return [_text_or_tokens(each) for each in prompts]
+
+
+def _text_or_tokens(given: Any) -> str | tuple[int, ...]:
     if isinstance(given, str):
-        text: str = given
-        return text
+        return given
     try:
         token_ids = msgspec.convert(given, tuple[TokenId, ...])
     except msgspec.ValidationError as error:

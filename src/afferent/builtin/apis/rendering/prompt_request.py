@@ -16,7 +16,13 @@ from afferent.builtin.apis import schema
 from afferent.builtin.apis.asking import check_variables, text_sizes
 from afferent.builtin.apis.rendering.vllm_turns import Turn, messages_of
 from afferent.builtin.pipeline.call import ModelNames
-from afferent.builtin.pipeline.request import GenerateRequest, Message, TemplateOptions, VllmRules
+from afferent.builtin.pipeline.request import (
+    GenerateRequest,
+    Message,
+    TemplateOptions,
+    Truncation,
+    VllmRules,
+)
 from afferent.errors import InvalidRequest, UnsupportedParameter
 from afferent.media.body.raw import RawMedia
 from afferent.media.body.received import ReceivedBody
@@ -47,6 +53,20 @@ class Conversation(Struct, frozen=True, kw_only=True):
     continues_last: bool = False
 
 
+class Texts(Struct, frozen=True, kw_only=True):
+    """Prompts of a request without a conversation.
+
+    Attributes:
+        prompts: Text or tokens of each.
+        adds_special: Whether the tokenizer adds its special tokens around texts.
+        truncation: Limit on each.
+    """
+
+    prompts: Sequence[str | tuple[int, ...]]
+    adds_special: bool = True
+    truncation: Truncation | None = None
+
+
 class PromptRequest(Struct, kw_only=True):
     """Fields common to all APIs.
 
@@ -65,10 +85,8 @@ class PromptRequest(Struct, kw_only=True):
         """Largest number of tokens in the answer, which counts against the model's context."""
         return None
 
-    def content(
-        self, media: Mapping[str, RawMedia], rules: VllmRules
-    ) -> Conversation | str | tuple[int, ...]:
-        """Return the conversation, or a text or tokens that are the whole prompt.
+    def content(self, media: Mapping[str, RawMedia], rules: VllmRules) -> Conversation | Texts:
+        """Return the conversation, or texts or tokens that are whole prompts.
 
         Args:
             media: Media of the body, by the marker in the JSON at their place.
@@ -93,8 +111,8 @@ class PromptReader(Generic[T]):
 
     def read(
         self, body: ReceivedBody, *, request_id: str, served: ModelNames, rules: VllmRules
-    ) -> GenerateRequest:
-        """Return the request for a prompt.
+    ) -> list[GenerateRequest]:
+        """Return the request for each prompt, of which there is at least one.
 
         Args:
             served: Name or names of the model.
@@ -114,13 +132,13 @@ class PromptReader(Generic[T]):
             cache_salt=request.cache_salt or "",
         )
         try:
-            generate = _with_content(generate, request, media, rules)
+            requests = _with_content(generate, request, media, rules)
         except RecursionError as error:
             raise InvalidRequest(
                 f"a value of the request is nested more than {_MAX_DEPTH} deep"
             ) from error
         schema.check_all_taken(media, "messages")
-        return generate
+        return requests
 
     def _check_unsupported(self, text: bytes) -> None:
         given = schema.decode(_names_decoder, text, None)
@@ -135,14 +153,15 @@ class PromptReader(Generic[T]):
 
 def _with_content(
     generate: GenerateRequest, request: PromptRequest, media: dict[str, RawMedia], rules: VllmRules
-) -> GenerateRequest:
-    """Add the conversation or the prompt; media of the messages are removed from ``media``."""
+) -> list[GenerateRequest]:
+    """Add the conversation or the prompts; media of the messages are removed from ``media``."""
     found = request.content(media, rules)
-    if not isinstance(found, Conversation):
-        return structs.replace(generate, prompt=found)
+    if isinstance(found, Texts):
+        own = {"adds_special": found.adds_special, "truncation": found.truncation}
+        return [structs.replace(generate, prompt=each, **own) for each in found.prompts]
     messages = messages_of(found.turns, media)
     options = _options(found, request.chat_template_kwargs or {}, messages)
-    return structs.replace(generate, messages=messages, template=options)
+    return [structs.replace(generate, messages=messages, template=options)]
 
 
 _names_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
