@@ -9,6 +9,7 @@ from typing import Any
 import httpx2 as httpx
 import numpy as np
 import pytest
+from PIL import Image
 
 from afferent.conformance.images import draw_image
 from afferent.engines.references import FeaturesReference
@@ -18,6 +19,7 @@ from afferent.types import ContentKey
 from tests import plain_http
 from tests.end_to_end.standing_in import StandIn
 from tests.end_to_end.test_media import media_part
+from tests.images import encoded
 from tests.media_files import make_video
 from tests.server import Server, ask, data_url, wait_until
 
@@ -159,6 +161,11 @@ def test_renderer_for_stock_vllm_gives_its_hashes_and_reads_its_special_tokens(
         assert answer.json()["features"]["mm_hashes"]["image"] == [first, "a-name-of-the-client"]
         with Server("--render-for", "reference", command="render") as other:
             quoted = other.post_to("/v1/chat/completions/render", body)
+            thin = ask([data_url(encoded(Image.new("RGB", (1, 7)), "PNG"), "png")], QUESTION)
+            thin_answers = [
+                each.post_to("/v1/chat/completions/render", thin) for each in (renderer, other)
+            ]
+        assert [each.status_code for each in thin_answers] == [200, 400], "vLLM decodes it"
         num_ends = [each.json()["token_ids"].count(2) for each in (answer, quoted)]
         assert num_ends[0] == num_ends[1] + 1
         tool = {"type": "function", "function": {"name": "look"}}

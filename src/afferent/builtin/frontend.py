@@ -18,6 +18,7 @@ from afferent.engines.render import Renderer
 from afferent.errors import ConfigError, InternalError
 from afferent.items.item import Processor
 from afferent.media.families.registry import fingerprint
+from afferent.media.headers.probe import Accepted
 from afferent.proxy.frontend import Made, Parts, caller_of, link_of, main, serve
 from afferent.proxy.launch import FrontendSettings
 from afferent.proxy.tenancy import Tenancy
@@ -39,14 +40,14 @@ def _with_engine(engine: Engine, base: Parts) -> Made:
     if family is None:
         raise InternalError("an engine that takes features has no family")
     secret = base.settings.config.fleet_secret.encode()
+    as_vllm = isinstance(engine, Renderer) and engine.is_for_vllm
     pipeline = Pipeline(
         store=base.store,
         engine=engine,
-        prompts=PromptBuilder(
-            folder, family, as_vllm=isinstance(engine, Renderer) and engine.is_for_vllm
-        ),
+        prompts=PromptBuilder(folder, family, as_vllm=as_vllm),
         items=base.items(
             Processor(family, fingerprint(folder, family)),
+            accepted=Accepted.MEASURED if as_vllm else Accepted.DECODED,
             tenant_secret=secret,
         ),
         sampling=sampling_defaults(folder),

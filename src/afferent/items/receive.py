@@ -383,7 +383,7 @@ class ItemReader:
 
     @property
     def _accepts_frames(self) -> bool:
-        return self._accepted is not Accepted.DECODED
+        return self._accepted in (Accepted.KNOWN, Accepted.ALL)
 
     # Common
 

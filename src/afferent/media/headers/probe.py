@@ -84,6 +84,8 @@ class Accepted(StrEnum):
 
     DECODED = "decoded"
     """Files that are decoded here."""
+    MEASURED = "measured"
+    """Files of which the size alone is needed: also images with a side of one pixel."""
     KNOWN = "known"
     """Also images of these formats with a side of one pixel: a server behind this one decodes them.
     """
@@ -91,22 +93,24 @@ class Accepted(StrEnum):
     """Any file: a server behind this one decodes it, or refuses it."""
 
 
-def probe_image(data: Data, limits: Limits) -> ImageHeader | ImageBound:
+def probe_image(
+    data: Data, limits: Limits, *, min_side: int = _MIN_SIDE
+) -> ImageHeader | ImageBound:
     """Return the header of an image, or a bound for it; no pixel is decoded.
 
     Raises:
         UnsupportedMedia: The first bytes belong to no known format.
-        InvalidMedia: The header is broken, or a side is shorter than two pixels.
+        InvalidMedia: The header is broken, or a side is shorter than ``min_side`` pixels.
         MediaTooLarge: Too many pixels, too long a side, or too extreme an aspect ratio.
     """
     _check_nbytes(data, limits)
     if not is_exact(format_of(data)):
         sizes = read_sizes(data)
         for size in sizes:
-            check_size(*size, limits)
+            check_size(*size, limits, min_side=min_side)
         return ImageBound(max(width * height for width, height in sizes))
     stored = read_header(data)
-    check_size(stored.width, stored.height, limits)
+    check_size(stored.width, stored.height, limits, min_side=min_side)
     if stored.orientation is None:
         return ImageBound(stored.width * stored.height)
     return upright_header(stored.width, stored.height, stored.orientation)
@@ -133,6 +137,8 @@ def probe_accepted(
     """
     if accepted is Accepted.DECODED:
         return probe_image(data, limits)
+    if accepted is Accepted.MEASURED:
+        return probe_image(data, limits, min_side=1)
     _check_nbytes(data, limits)
     try:
         sizes = _sizes_of(data)
@@ -218,10 +224,12 @@ def _check_nbytes(data: Data, limits: Limits) -> None:
         )
 
 
-def check_size(width: int, height: int, limits: Limits) -> None:
+def check_size(width: int, height: int, limits: Limits, *, min_side: int = _MIN_SIDE) -> None:
     """Refuse sizes that no decoder should see."""
-    if min(width, height) < _MIN_SIDE:
-        raise InvalidMedia(f"the image is {width} x {height} pixels; a side needs at least 2")
+    if min(width, height) < min_side:
+        raise InvalidMedia(
+            f"the image is {width} x {height} pixels; a side needs at least {min_side}"
+        )
     _check_most(width, height, limits)
 
 
