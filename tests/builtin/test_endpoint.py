@@ -195,7 +195,10 @@ def test_a_tenants_place_is_taken_until_its_request_has_ended(store_address: str
             assert refused.status_code == 429
             assert refused.json()["error"]["code"] == "rate_limit_exceeded"
             engine.go_on.set()
-            assert (await running).status_code == 200
-            assert (await post(http, ask([], "What?"), key=key)).status_code == 200
+            answers = [await running, await post(http, ask([], "What?"), key=key)]
+            assert [answer.status_code for answer in answers] == [200, 200]
+            for answer in (refused, *answers):
+                assert answer.headers["x-ratelimit-limit-requests"] == "1"
+                assert answer.headers["x-ratelimit-remaining-requests"] == "0"
 
     asyncio.run(asyncio.wait_for(main(), 30))

@@ -40,6 +40,21 @@ def test_items_and_stages_are_reported() -> None:
     assert headers[b"server-timing"] == b"read_body;dur=3.0, decode;dur=9.0"
 
 
+def test_limit_of_a_tenant_replaces_that_of_an_upstream() -> None:
+    tokens = (b"x-ratelimit-remaining-tokens", b"7")
+    upstream = [(b"x-ratelimit-remaining-requests", b"99"), tokens]
+    upstream += [(b"X-RateLimit-Reset-Requests", b"6s"), (b"x-ratelimit-limit-requests", b"100")]
+    one = trace()
+    assert with_report(upstream, one)[:4] == upstream, "the tenant has no limit"
+    one.max_requests = 2
+    assert with_report(upstream, one) == [
+        tokens,
+        (b"x-request-id", b"chatcmpl-1"),
+        (b"x-ratelimit-limit-requests", b"2"),
+        (b"x-ratelimit-remaining-requests", b"0"),
+    ]
+
+
 def test_stages_are_limited() -> None:
     one = trace()
     one.spans += [Span("p", 1, f"s{number}", 0, MS, 0, "") for number in range(100)]

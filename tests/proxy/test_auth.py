@@ -11,6 +11,7 @@ from afferent.config import Tenant
 from afferent.errors import NoPermitLeft, NotAuthenticated, QuotaExceeded
 from afferent.proxy import dialects
 from afferent.proxy.auth import Access
+from afferent.telemetry.trace import Trace
 
 ACME = Tenant(name="acme", weight=2.0, api_keys=("acme-key-0123456789", "acme-key-9876543210"))
 OTHER = Tenant(name="other", api_keys=("other-key-0123456789",), max_requests=2)
@@ -23,19 +24,22 @@ class Places:
         self.inside: dict[str, str] = {}
         self.introduced: dict[str, Share] = {}
 
-    async def acquire_permit(
-        self, request: str, semaphore: str, *, limit: int, queue: bool
-    ) -> None:
+    async def acquire_permit(self, request: str, semaphore: str, *, limit: int, queue: bool) -> int:
         assert not queue
-        if list(self.inside.values()).count(semaphore) >= limit:
+        if (left := limit - [*self.inside.values()].count(semaphore)) <= 0:
             raise NoPermitLeft("full")
         self.inside[request] = semaphore
+        return left - 1
 
     def introduce(self, request: str, share: Share) -> None:
         self.introduced[request] = share
 
     def forget(self, request: str) -> None:
         self.inside.pop(request, None)
+
+
+def trace(request_id: str) -> Trace:
+    return Trace(request_id, "POST /")
 
 
 PLACES = Places()
@@ -95,24 +99,28 @@ def test_a_tenant_takes_no_place_of_another() -> None:
     async def main() -> None:
         for name in "ab":
             headers = {"x-api-key": name * 16}
-            assert (await access.enter(f"{name} 1", headers)).tenant == name
+            assert (await access.enter(trace(f"{name} 1"), headers)).tenant == name
             with pytest.raises(QuotaExceeded):
-                await access.enter(f"{name} 2", headers)
+                await access.enter(trace(f"{name} 2"), headers)
 
     asyncio.run(main())
 
 
 async def _count_requests() -> None:
     others, acmes = ({"x-api-key": tenant.api_keys[0]} for tenant in (OTHER, ACME))
-    assert await ACCESS.enter("a", others) == await ACCESS.enter("b", others) == Share("other")
+    traces = {request_id: trace(request_id) for request_id in "abcde"}
+    for request_id in "ab":
+        assert await ACCESS.enter(traces[request_id], others) == Share("other")
     with pytest.raises(QuotaExceeded):
-        await ACCESS.enter("c", others)
+        await ACCESS.enter(traces["c"], others)
     ACCESS.leave("c")
-    assert await ACCESS.enter("d", acmes) == Share("acme", ACME.weight)  # has no limit
+    assert await ACCESS.enter(traces["d"], acmes) == Share("acme", ACME.weight)  # has no limit
     assert PLACES.introduced["d"] == Share("acme", ACME.weight)
     assert "c" not in PLACES.introduced
     ACCESS.leave("a")
-    assert await ACCESS.enter("e", others) == Share("other")
+    assert await ACCESS.enter(traces["e"], others) == Share("other")
+    limits = [(each.max_requests, each.num_requests_left) for each in traces.values()]
+    assert limits == [(2, 1), (2, 0), (2, 0), (0, 0), (2, 0)]
     for request_id in "abcde":
         ACCESS.leave(request_id)
     assert PLACES.inside == {}
@@ -132,10 +140,10 @@ async def _count_requests() -> None:
 )
 def test_address_pays_for_requests_without_a_tenant(host: str, address: str) -> None:
     places = Places()
-    entered = asyncio.run(Access(places).enter("r", Headers({}), host=host))
+    entered = asyncio.run(Access(places).enter(trace("r"), Headers({}), host=host))
     assert entered == places.introduced["r"] == Share(address=address)
     acme = Headers({"x-api-key": "acme-key-0123456789"})
-    assert asyncio.run(ACCESS.enter("s", acme, host=host)).address == ""
+    assert asyncio.run(ACCESS.enter(trace("s"), acme, host=host)).address == ""
 
 
 def test_every_header_of_a_key_is_known() -> None:

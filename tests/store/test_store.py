@@ -551,22 +551,22 @@ def permits(store: Any) -> dict[str, tuple[int, int]]:
 
 
 def test_permits(store: Any) -> None:
-    store.acquire_permit("r", "preprocess", limit=1)
+    assert store.acquire_permit("r", "preprocess", limit=1) == 0
     with pytest.raises(NotPermitted):
         store.acquire_permit("r", "preprocess", limit=2)
     with pytest.raises(NoPermitLeft):
         store.acquire_permit("s", "preprocess", limit=1, queue=False)
     with pytest.raises(DeadlineExceeded):
         store.acquire_permit("s", "preprocess", limit=1, timeout_s=0.05)
-    store.acquire_permit("r", "tenant/anna", limit=1, queue=False)
-    store.acquire_permit("s", "tenant/bob", limit=1, queue=False)
+    assert store.acquire_permit("r", "tenant/anna", limit=1, queue=False) == 0
+    assert store.acquire_permit("s", "tenant/bob", limit=4, queue=False) == 3
     wait_until(lambda: permits(store) == {"preprocess": (1, 0), "tenant": (2, 0)})
     store.release_permit("r", "tenant/anna")
     store.release_permit("r", "tenant/anna")
     store.release("s")
     wait_until(lambda: permits(store) == {"preprocess": (1, 0)})
     store.release("r")
-    store.acquire_permit("s", "preprocess", limit=1)
+    assert store.acquire_permit("s", "preprocess", limit=5, number=3) == 2
     store.release("s")
     assert permits(store) == {}
     with pytest.raises(FormatError):

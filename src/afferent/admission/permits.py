@@ -100,6 +100,11 @@ class Semaphores:
         """Return whether a request waits for a permit of a semaphore."""
         return name in self._semaphores and lease in self._semaphores[name].queue
 
+    def num_left(self, asked: PermitRequest) -> int:
+        """Return how many permits of a request's semaphore are left, with the request's limit."""
+        held = self._semaphores[asked.semaphore].num_held
+        return max(asked.limit - held, 0)  # another request may have stated a larger limit
+
     def statistics(self) -> dict[str, PermitStatistics]:
         """Return the statistics by family: the part of a name before the slash."""
         found: dict[str, PermitStatistics] = {}

@@ -4,6 +4,8 @@
 - ``x-afferent-max-tokens``: limit of the answer's tokens, if the model has room for fewer than the
   request asked for
 - ``server-timing``: durations of its stages until the answer began, in milliseconds
+- ``x-ratelimit-limit-requests`` and ``x-ratelimit-remaining-requests``: the tenant's limit of
+  running requests, and the rest of it beside this request
 - ``x-request-id``: the client's own id if it sent one, and Afferent's otherwise
 - ``x-afferent-request-id``: Afferent's id, beside the client's
 """
@@ -23,9 +25,12 @@ REPORTED: Final = (
     "server-timing",
     "x-afferent-request-id",
     "x-afferent-max-tokens",
+    "x-ratelimit-limit-requests",
+    "x-ratelimit-remaining-requests",
 )
-"""Names of these headers that no API defines."""
-_ITEMS, _TIMING, _OWN_ID, _REDUCED = (name.encode() for name in REPORTED)
+"""Names of these headers without ``x-request-id``."""
+_ITEMS, _TIMING, _OWN_ID, _REDUCED, _LIMIT, _LEFT = (name.encode() for name in REPORTED)
+_OF_REQUESTS: Final = {_LIMIT, _LEFT, b"x-ratelimit-reset-requests"}
 _ID: Final = b"x-request-id"
 _CLIENT_ID: Final = re.compile(rb"[!-~]{1,128}")
 _STAGE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -47,6 +52,8 @@ def with_report(answer: Headers, trace: Trace) -> list[tuple[bytes, bytes]]:
     own_id, client_id = trace.request_id.encode(), trace.client_request_id.encode()
     if client_id:
         answer = [(name, value) for name, value in answer if name.lower() != _ID]
+    if trace.max_requests:  # replaces the limit of an upstream, which concerns all tenants
+        answer = [(name, value) for name, value in answer if name.lower() not in _OF_REQUESTS]
     found = [*answer]
     if client_id or not any(name.lower() == _ID for name, _ in found):
         found.append((_ID, client_id or own_id))
@@ -57,6 +64,9 @@ def with_report(answer: Headers, trace: Trace) -> list[tuple[bytes, bytes]]:
         found.append((_ITEMS, items.encode()))
     if trace.reduced_to:
         found.append((_REDUCED, str(trace.reduced_to).encode()))
+    if trace.max_requests:
+        found.append((_LIMIT, str(trace.max_requests).encode()))
+        found.append((_LEFT, str(trace.num_requests_left).encode()))
     if durations := _durations(trace):
         found.append((_TIMING, durations))
     return found

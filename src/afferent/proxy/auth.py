@@ -13,6 +13,7 @@ from afferent.config import Tenant
 from afferent.errors import NoPermitLeft, NotAuthenticated, QuotaExceeded
 from afferent.proxy import dialects
 from afferent.proxy.doors import Doors
+from afferent.telemetry.trace import Trace
 
 KEY_HEADERS = frozenset(header.name.encode() for header in dialects.KEY_HEADERS)
 """Headers that may contain a key, in lower case."""
@@ -25,7 +26,7 @@ class Store(Protocol):
 
     async def acquire_permit(
         self, request: str, semaphore: str, *, limit: int, queue: bool
-    ) -> None: ...
+    ) -> int: ...
 
     def forget(self, request: str) -> None: ...
 
@@ -62,10 +63,11 @@ class Access:
         """Whether clients have to send a key, which is then not passed on."""
         return bool(self._keys)
 
-    async def enter(self, request_id: str, headers: Mapping[str, str], *, host: str = "") -> Share:
+    async def enter(self, trace: Trace, headers: Mapping[str, str], *, host: str = "") -> Share:
         """Admit a request and return its share; the tenant's slot is taken until `leave`.
 
         Args:
+            trace: Of the request; it gets the tenant's limit of requests, and the rest of it.
             headers: As for `tenant_of`.
             host: Address of the client; fair shares are by address for requests without a tenant.
 
@@ -74,7 +76,7 @@ class Access:
             QuotaExceeded: The tenant has reached its limit of running requests.
             EngineUnavailable: No requests are admitted now.
         """
-        tenant = self.tenant_of(headers)
+        tenant, request_id = self.tenant_of(headers), trace.request_id
         if self._doors is not None:
             self._doors.enter(request_id)
         if tenant is None:
@@ -82,8 +84,9 @@ class Access:
             self._store.introduce(request_id, share)
             return share
         if tenant.max_requests:
+            trace.max_requests = tenant.max_requests
             try:
-                await self._store.acquire_permit(
+                trace.num_requests_left = await self._store.acquire_permit(
                     _place(request_id),
                     f"tenant/{tenant.name}",
                     limit=tenant.max_requests,

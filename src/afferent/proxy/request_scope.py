@@ -63,7 +63,7 @@ class RequestScope:
             EngineUnavailable: No requests are admitted now.
         """
         client = asgi.get("client")
-        self.share = await self._access.enter(self.id, headers, host=client[0] if client else "")
+        self.share = await self._access.enter(self.trace, headers, host=client[0] if client else "")
         self.trace.tenant = self.share.tenant
         return self.share
 

@@ -58,6 +58,10 @@ class Trace:
     """Numbers of its media items by outcome, such as ``hit``."""
     reduced_to: int = 0
     """Limit of the answer's tokens, if the request asked for more than the model has room for."""
+    max_requests: int = 0
+    """Limit of its tenant's running requests; 0 without one."""
+    num_requests_left: int = 0
+    """Number of requests that this limit admitted beside it, when it was admitted or refused."""
 
     def stage(self, start_ns: int, name: str, *, copied_nbytes: int = 0, note: str = "") -> None:
         """Record a stage of this process, from ``start_ns`` to now; ``name`` is a fixed word."""

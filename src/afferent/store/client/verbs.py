@@ -346,7 +346,7 @@ class Verbs(ABC):
         queue: bool = True,
         number: int = 1,
         timeout_s: float = DEFAULT_TIMEOUT_S,
-    ) -> Call[None]:
+    ) -> Call[int]:
         """Take ``number`` of the ``limit`` permits of a semaphore, which all processes share.
 
         The queue is fair between tenants. `release_permit` returns the permits, and so does the end
@@ -357,6 +357,9 @@ class Verbs(ABC):
             semaphore: A name, such as ``"preprocess"``.
             queue: Wait for them; otherwise fail at once.
             number: Number of permits; above the limit, it means all of them.
+
+        Returns:
+            The number of permits that are left.
 
         Raises:
             NoPermitLeft: All are taken, or the queue is full.

@@ -11,13 +11,13 @@ from afferent.errors import FormatError, VersionMismatch
 from afferent.runtime.versions import mismatch, version_behind
 from afferent.types import NonNegative, decode
 
-VERSION = 6
+VERSION = 7
 """Version of all messages between clients and the daemon, and of their payloads for workers.
 
 Its position in `Hello` and in `Welcome` never changes, so that processes of any two versions can
 name both.
 """
-SCHEMA = "6-2caf7115d220cb066b77c1156d45313b"
+SCHEMA = "7-425a790ae4ad4dca701fef1d291d17b0"
 """The version, and the digest of its messages (`tests.wire_schema`)."""
 
 

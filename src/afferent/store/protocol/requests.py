@@ -199,8 +199,10 @@ class Unreserve(Request[None], tag="unreserve"):
     ticket: int
 
 
-class AcquirePermit(Request[None], tag="acquire_permit"):
+class AcquirePermit(Request[int], tag="acquire_permit"):
     """Take ``number`` of the ``limit`` permits of a semaphore, which all clients share.
+
+    The reply is the number of permits that are left.
 
     With ``queue`` it waits in a fair queue. The request has the permits until it returns them, or
     until it is released and its jobs have ended.

@@ -325,13 +325,14 @@ class StoreState:
             self.objects.budget.take_back(lease, amounts, ticket=ticket)
 
     @handles(requests.AcquirePermit)
-    def _enter(self, client: ClientId, request: requests.AcquirePermit) -> Later | None:
+    def _enter(self, client: ClientId, request: requests.AcquirePermit) -> Later | int:
         ticket, lease = (client, request.seq), (client, request.request)
         share = self._share_of(lease)
         entry = PermitRequest(
             *(ticket, lease, request.semaphore, request.limit, share), number=request.number
         )
-        return None if self.semaphores.acquire(entry, queue=request.queue) else LATER
+        is_free = self.semaphores.acquire(entry, queue=request.queue)
+        return self.semaphores.num_left(entry) if is_free else LATER
 
     @handles(requests.ReleasePermit)
     def _leave(self, client: ClientId, request: requests.ReleasePermit) -> None:
@@ -471,7 +472,7 @@ class StoreState:
         for reservation in self.objects.budget.reserve_queued():
             self._reply(*reservation.ticket, None)
         for entry in self.semaphores.settle(self.flights.jobs.is_running):
-            self._reply(*entry.ticket, None)
+            self._reply(*entry.ticket, self.semaphores.num_left(entry))
         if self.objects.take_freed():
             self.flights.place_waiting(now_s=self._now_s)
             self._retry_creates()
