@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-clients setup-engines serve test test-vllm test-vllm-families probe-vllm test-clients test-engines test-page test-ray quick fuzz storm \
+.PHONY: help setup setup-vllm setup-clients setup-open-webui setup-engines serve test test-vllm test-vllm-families probe-vllm test-clients test-open-webui test-engines test-page test-ray quick fuzz storm \
 	soak sweep simulate package wheels schema lint type imports fmt bench bench-ray bench-vllm bench-render mutants \
 	mutation docs check lock audit train evaluate clean
 
@@ -86,7 +86,7 @@ setup-engines: setup .venv-serve/.ready  ## make an environment with another eng
 test-engines: setup-engines  ## stand in front of other engines: transformers serve, ARGS="-k streams"
 	@$(BIN)/python -m pytest -q tests/end_to_end/test_real_engines.py --engines -s $(ARGS)
 
-setup-clients: setup .venv-clients/.ready  ## make environments with clients of others (1 GB, some minutes)
+setup-clients: setup .venv-clients/.ready  ## make environments with clients of others (6 GB, some minutes)
 
 .venv-clients/.ready: tools/clients_env.py tests/clients/table.py
 	@$(BIN)/python -m tools.clients_env
@@ -94,6 +94,15 @@ setup-clients: setup .venv-clients/.ready  ## make environments with clients of 
 
 test-clients: setup-clients  ## ask with each of the clients of others, ARGS="-k litellm"
 	@$(BIN)/python -m pytest -q tests/clients --clients $(ARGS)
+
+setup-open-webui: setup .venv-clients/open-webui/.ready  ## make an environment with Open WebUI (3 GB, some minutes)
+
+.venv-clients/open-webui/.ready: tools/clients_env.py
+	@$(BIN)/python -m tools.clients_env open-webui
+	@touch $@
+
+test-open-webui: setup-open-webui  ## ask with Open WebUI, as its page in a browser does
+	@$(BIN)/python -m pytest -q tests/clients --clients -k open_webui $(ARGS)
 
 test-page: $(VENV)/.page  ## try the live page in a real browser, and take the pictures of the docs
 	@$(BIN)/python -m pytest -q tests/page --page -s $(ARGS)

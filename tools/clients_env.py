@@ -1,8 +1,9 @@
 """Environments with the tested clients, one each: from pip, and from npm.
 
-    python -m tools.clients_env
+    python -m tools.clients_env [NAME ...]
 
-It takes some minutes and 1 GB. The npm client needs Node.js.
+It takes some minutes and 6 GB. The npm client needs Node.js. Without names, it makes all but the
+large environments.
 """
 
 from __future__ import annotations
@@ -11,20 +12,21 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
-from tests.clients.table import ENVIRONMENTS
+from tests.clients.table import ENVIRONMENTS, LARGE
 
 ROOT: Final = Path(__file__).parents[1]
 FOLDER: Final = ROOT / ".venv-clients"
 NODE: Final = "node"
 
 
-def make() -> None:
-    """Make or update the environments."""
-    for name, packages in ENVIRONMENTS.items():
+def make(names: Collection[str]) -> None:
+    """Make or update the environments of these names."""
+    for name in names:
+        packages = ENVIRONMENTS[name]
         print(f"==> {name}: {', '.join(packages)}", flush=True)
         folder = FOLDER / name
         if name == NODE:
@@ -45,4 +47,4 @@ def _install_modules(folder: Path, modules: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    make()
+    make(sys.argv[1:] or [name for name in ENVIRONMENTS if name not in LARGE])

@@ -30,9 +30,9 @@ _ABOUT = """\
 Written by `python -m tools.clients_page --write` from the
 [programs](../tests/clients/table.py) that test each client. Every run of the tests covers OpenAI's
 and Anthropic's with the built-in engine. `make test-clients` covers all, each in its own
-environment. The column *in front of vLLM* has the results of these programs with vLLM 0.32 behind
-Afferent and the same small model, once, in November 2026 (`make test-clients ARGS=--vllm`).
-Each program covers these features:
+environment; that of Open WebUI takes 3 GB (`make test-open-webui`). The column *in front of vLLM*
+has the results of these programs with vLLM 0.32 behind Afferent and the same small model, once, in
+November 2026 (`make test-clients ARGS=--vllm`). Each program covers these features:
 
 - **text** and **image**: a question without media, and one about a picture;
 - **stream**: the answer in pieces, as they are generated;

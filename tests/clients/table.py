@@ -74,6 +74,7 @@ ENVIRONMENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "aiperf": ("aiperf",),
     "autogen": ("autogen-agentchat", "autogen-ext[openai]"),
     "dspy": ("dspy",),
+    "guidellm": ("torch==2.13.0", "guidellm[vision]"),
     "haystack": ("haystack-ai",),
     "instructor": ("instructor",),
     "langchain": ("langchain", "langchain-anthropic", "langchain-openai"),
@@ -89,12 +90,19 @@ ENVIRONMENTS: Final[Mapping[str, tuple[str, ...]]] = {
         "langchain",
         "zod",
     ),
+    "open-webui": ("torch==2.13.0", "open-webui"),
     "openai-agents": ("openai-agents",),
     "pydantic-ai": ("pydantic-ai-slim[openai]",),
     "semantic-kernel": ("semantic-kernel",),
     "smolagents": ("smolagents[openai]",),
 }
-"""The packages of each environment, from pip or npm; some of them conflict."""
+"""The packages of each environment, from pip or npm; some of them conflict.
+
+Those with torch name a version, as pip would else take the newest, with CUDA's libraries.
+"""
+
+LARGE: Final = frozenset({"open-webui"})
+"""Environments of several GB, which `make setup-clients` does not make."""
 
 _NOT_STRICT: Final = (
     "vLLM enforces a tool's schema only with `strict`, and the small model needs that"
@@ -227,6 +235,12 @@ CLIENTS: Final = (
         environment="llm",
     ),
     Client(
+        title="Open WebUI",
+        program="open_webui_chat.py",
+        api="chat completions",
+        environment="open-webui",
+    ),
+    Client(
         title="Vercel's AI SDK",
         program="vercel_ai.mjs",
         api="chat completions",
@@ -242,4 +256,7 @@ CLIENTS: Final = (
     ),
 )
 
-BENCHMARKS: Final = (Benchmark(title="AIPerf", program="aiperf.sh", environment="aiperf"),)
+BENCHMARKS: Final = (
+    Benchmark(title="AIPerf", program="aiperf.sh", environment="aiperf"),
+    Benchmark(title="GuideLLM", program="guidellm.sh", environment="guidellm"),
+)

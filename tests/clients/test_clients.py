@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from tests.clients.table import (
     BENCHMARKS,
     CLIENTS,
     FEATURES,
+    LARGE,
     NUM_REQUESTS,
     OPTIONAL,
     URL,
@@ -34,7 +37,7 @@ from tests.vllm.servers import TOOLS, supervised
 from tools import clients_env, clients_page
 
 QUESTION = "What is in the picture?"
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 _LIKELIEST = (
     *("--override-generation-config", '{"temperature": 0}'),
     "--structured-outputs-config",
@@ -99,6 +102,8 @@ def ran(client: Client, served: Served) -> Mapping[str, Ran]:
     """Run the client's sections; return the results."""
     if served.engine == "vllm" and not client.runs_before_vllm:
         pytest.skip("in front of vLLM, with the small model, this program did not end in time")
+    if client.environment in LARGE and not home_of(client).exists():
+        pytest.skip(f"its environment is large: make setup-{client.environment}")
     if client.path.suffix == ".py":  # in one process, because the imports take most of the time
         done = start(
             client, "python", "-m", "tests.clients.sections", client.program, served.server.url
@@ -136,15 +141,22 @@ def start(client: Client | Benchmark, *command: str) -> subprocess.CompletedProc
         "PATH": f"{programs}:{os.environ['PATH']}",
         "OPENAI_API_KEY": "none",
     }
-    return subprocess.run(
+    running = subprocess.Popen(
         ["/usr/bin/env", *command],
         cwd=ROOT,
         env=environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=TIMEOUT_S,
-        check=False,
+        start_new_session=True,
     )
+    with running:
+        try:
+            printed, failed = running.communicate(timeout=TIMEOUT_S)
+        finally:
+            with suppress(ProcessLookupError):  # also the servers that a program starts
+                os.killpg(running.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(command, running.returncode, printed, failed)
 
 
 @pytest.mark.parametrize(("client", "feature"), [*_cases()], indirect=["client"], scope="module")
