@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,6 @@ def _cases() -> Iterator[Any]:
             yield pytest.param(client, feature, id=name, marks=marks)
 
 
-@pytest.fixture(scope="module")
-def client(request: pytest.FixtureRequest) -> Client:
-    chosen: Client = request.param
-    return chosen
-
-
 @dataclass(frozen=True, slots=True)
 class Served:
     """A server, with the model of the programs."""
@@ -87,7 +82,7 @@ def served(request: pytest.FixtureRequest) -> Iterator[Served]:
         server: Server = request.getfixturevalue("server")
         yield _served(server, request.param)
         return
-    with supervised("--model-name", "shapes", vllm=(*TOOLS, *_LIKELIEST)) as server:
+    with supervised("--served-model-name", "shapes", vllm=(*TOOLS, *_LIKELIEST)) as server:
         yield _served(server, request.param)
 
 
@@ -97,23 +92,28 @@ def _served(server: Server, engine: str) -> Served:
     return Served(server, engine, (counted["prompt_tokens"], counted["completion_tokens"]))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def ran(client: Client, served: Served) -> Mapping[str, Ran]:
-    """Run the client's sections; return the results."""
+    """Return the results of the client's sections."""
     if served.engine == "vllm" and not client.runs_before_vllm:
         pytest.skip("in front of vLLM, with the small model, this program did not end in time")
     if client.environment in LARGE and not home_of(client).exists():
         pytest.skip(f"its environment is large: make setup-{client.environment}")
+    return run_all(client.program, served.server.url)
+
+
+@cache
+def run_all(program: str, url: str) -> Mapping[str, Ran]:
+    """Run all sections of a program: once, not for each feature, as this takes some seconds."""
+    (client,) = (each for each in CLIENTS if each.program == program)
     if client.path.suffix == ".py":  # in one process, because the imports take most of the time
-        done = start(
-            client, "python", "-m", "tests.clients.sections", client.program, served.server.url
-        )
+        done = start(client, "python", "-m", "tests.clients.sections", program, url)
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout.splitlines()[-1])
         return {feature: Ran(**each) for feature, each in found.items()}
     beginning, sections = client.parts()
     return {
-        feature: run(client, (beginning + text).replace(URL, served.server.url))
+        feature: run(client, (beginning + text).replace(URL, url))
         for feature, text in sections.items()
     }
 
@@ -159,7 +159,7 @@ def start(client: Client | Benchmark, *command: str) -> subprocess.CompletedProc
     return subprocess.CompletedProcess(command, running.returncode, printed, failed)
 
 
-@pytest.mark.parametrize(("client", "feature"), [*_cases()], indirect=["client"], scope="module")
+@pytest.mark.parametrize(("client", "feature"), [*_cases()])
 def test_a_feature(feature: str, client: Client, ran: Mapping[str, Ran], served: Served) -> None:
     if served.engine == "vllm" and feature in client.lacks_before_vllm:
         with pytest.raises(AssertionError):
