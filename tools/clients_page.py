@@ -5,6 +5,7 @@ python -m tools.clients_page --write
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping
@@ -42,6 +43,12 @@ November 2026 (`make test-clients ARGS=--vllm`). Each program covers these featu
 - **tool**: the model calls a function, and answers with its result;
 - **usage**: the number of tokens of question and answer;
 - **errors**: the server's message about an invalid request, in the client's own exception.
+
+To run a program, [start the built-in model](quick-starts.md#try-it-without-a-gpu). Install the
+client into an environment of its own, and run the program in the clone: it reads
+`docs/pictures/one.jpg`. A program in JavaScript is a file `NAME.mjs` in the folder of its
+`node_modules`. With another server, write its URL and its model's name in the place of
+`http://127.0.0.1:8000` and `shapes`.
 """
 
 _BENCHMARKS = """\
@@ -143,7 +150,11 @@ def _section(client: Client) -> str:
 
 def _packages(client: Client) -> tuple[str, ...]:
     """Return the packages; in the default environment, the program has the package's name."""
-    return ENVIRONMENTS.get(client.environment) or (client.program.partition("_")[0],)
+    packages = ENVIRONMENTS.get(client.environment) or (client.program.partition("_")[0],)
+    if client.environment != NODE:
+        return packages
+    imported = client.path.read_text()
+    return tuple(each for each in packages if re.search(f'from "{each}["/]', imported))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,10 @@ const data = readFileSync("docs/pictures/one.jpg").toString("base64");
 const image = { type: "image_url", image_url: { url: `data:image/jpeg;base64,${data}` } };
 const ask = (text) => [new HumanMessage({ content: [image, { type: "text", text }] })];
 const question = ask("What is in the picture?");
+const schema = z.object({
+  colour: z.enum(["red", "green", "blue", "yellow"]),
+  shape: z.enum(["circle", "square", "star", "triangle"]),
+});
 
 // text
 console.log((await model.invoke("What is in the picture?")).text);
@@ -23,20 +27,12 @@ for await (const chunk of await model.stream(question)) {
 }
 
 // structured
-const schema = z.object({
-  colour: z.enum(["red", "green", "blue", "yellow"]),
-  shape: z.enum(["circle", "square", "star", "triangle"]),
-});
 const structured = model.withStructuredOutput(schema, { method: "jsonSchema" });
 console.log(JSON.stringify(await structured.invoke(question)));
 
 // forced
-const schema = z.object({
-  colour: z.enum(["red", "green", "blue", "yellow"]),
-  shape: z.enum(["circle", "square", "star", "triangle"]),
-});
-const structured = model.withStructuredOutput(schema, { method: "functionCalling", strict: true });
-console.log(JSON.stringify(await structured.invoke(question)));
+const forced = model.withStructuredOutput(schema, { method: "functionCalling", strict: true });
+console.log(JSON.stringify(await forced.invoke(question)));
 
 // tool
 const reportColour = tool(

@@ -53,7 +53,7 @@ def report_colour(colour: str) -> str:
 print(agent.run_sync([picture, "Report the colour of the picture."]).output)
 
 # usage
-print(answer.usage().input_tokens, answer.usage().output_tokens)
+print(answer.usage.input_tokens, answer.usage.output_tokens)
 
 # errors
 try:

@@ -16,12 +16,10 @@ const content = [image, { type: "text", text: "What is in the picture?" }];
 const messages = [{ role: "user", content }];
 
 // text
-const { text } = await generateText({ model, prompt: "What is in the picture?" });
-console.log(text);
+console.log((await generateText({ model, prompt: "What is in the picture?" })).text);
 
 // image
-const { text } = await generateText({ model, messages });
-console.log(text);
+console.log((await generateText({ model, messages })).text);
 
 // stream
 for await (const delta of streamText({ model, messages }).textStream) {
@@ -45,8 +43,8 @@ const reportColour = tool({
     return "ok";
   },
 });
-const text = { type: "text", text: "Report the colour of the picture." };
-const task = { role: "user", content: [image, text] };
+const request = { type: "text", text: "Report the colour of the picture." };
+const task = { role: "user", content: [image, request] };
 const answer = await generateText({
   model,
   messages: [task],
