@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from afferent.builtin.engine.asked_form import Form, form_of
 from afferent.builtin.engine.form.grammar import compile_form, tokenizer_of
+from afferent.builtin.engine.model.form_guide import FormGuide
 from afferent.errors import InvalidForm
 from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.types import Sampling, ToolForm, ToolFunction
@@ -101,6 +102,30 @@ def test_calls_beside_another_format(answer: dict[str, Any], right: str, wrong: 
     assert takes(asked, call(RED))
     assert not takes(asked, right + call(RED))
     assert asked.key != form().key
+
+
+@pytest.mark.parametrize(
+    ("answer", "fields", "text", "is_optional"),
+    [
+        ({"regex": "a+"}, {}, "", True),
+        ({"regex": "a+"}, {}, "a", False),
+        (None, {}, "", False),
+        ({"regex": "a+"}, {"must_call": True}, "", False),
+        ({"regex": "a+"}, {"is_special": False}, "", False),
+    ],
+)
+def test_call_beside_a_format_is_optional_at_the_beginning_only(
+    answer: dict[str, Any] | None, fields: dict[str, Any], text: str, is_optional: bool
+) -> None:
+    guide = FormGuide(GUIDE_TOKENIZER)
+    mark, answered = TOKENIZER.token_to_id("<tool_call>"), GUIDE_TOKENIZER.tokenize_str(text)
+    guide.begin("r", form(answer=answer, **fields), nbytes=0, answered=answered)
+    guide.masks(["r"])
+    assert guide.optional("r") == (mark if is_optional else None)
+    guide.advance([("r", mark)])
+    guide.masks(["r"])
+    assert guide.optional("r") is None
+    assert guide.optional("unknown") is None
 
 
 def test_marks_that_are_no_special_tokens() -> None:

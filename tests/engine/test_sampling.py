@@ -36,6 +36,15 @@ def test_each_row_as_its_sequence_wants() -> None:
     assert choose(rows[:0], []) == []
 
 
+def test_optional_token_is_chosen_only_where_it_is_the_likeliest_of_all() -> None:
+    without_best = np.packbits([1, 0, 1, 1], bitorder="little")
+    for sampling in (Sampling(max_tokens=1), Sampling(max_tokens=1, temperature=0.01, seed=7)):
+        assert choose(LOGITS[None], [Wanted(sampling, 1, mask=without_best)]) == [3]
+        assert choose(LOGITS[None], [Wanted(sampling, 1, mask=without_best, optional=3)]) == [2]
+        everything = np.full(1, 15, np.uint8)
+        assert choose(LOGITS[None], [Wanted(sampling, 1, mask=everything, optional=1)]) == [1]
+
+
 def test_what_can_be_drawn() -> None:
     assert set(draws()) == {0, 1, 2, 3}
     assert set(draws(top_k=2)) == {1, 3}

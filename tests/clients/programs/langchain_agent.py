@@ -40,7 +40,7 @@ class Thing(BaseModel, extra="forbid"):
     shape: Literal["circle", "square", "star", "triangle"]
 
 
-structured = create_agent(model, response_format=ProviderStrategy(Thing))
+structured = create_agent(model, [report_colour], response_format=ProviderStrategy(Thing))
 print(structured.invoke(question)["structured_response"].model_dump_json())
 
 # forced

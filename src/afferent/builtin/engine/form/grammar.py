@@ -122,6 +122,16 @@ def _expression(form: Form) -> str:
     return "|".join(f"(?:{_quoted(text)})" for text in texts)
 
 
+def optional_call(form: Form) -> str:
+    """Return the special token that begins a call, where an answer with a format may be given
+    instead; otherwise an empty text.
+    """
+    if form.kind != "tools" or form.answer is None:
+        return ""
+    tools = _tool_form_decoder.decode(form.text)
+    return tools.begin if tools.is_special and not tools.must_call else ""
+
+
 def _of_tools(form: Form) -> str:
     """Return the rules for calls, and for a text before them or another answer instead."""
     try:

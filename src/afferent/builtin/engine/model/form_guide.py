@@ -19,7 +19,12 @@ from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from afferent.builtin.engine.asked_form import Form
-from afferent.builtin.engine.form.grammar import compile_form, tokenizer_of, too_much
+from afferent.builtin.engine.form.grammar import (
+    compile_form,
+    optional_call,
+    tokenizer_of,
+    too_much,
+)
 from afferent.builtin.engine.model.form_ending import MOST_TOKENS, FormEnding
 from afferent.errors import AfferentError, ConfigError, InternalError
 from afferent.types import Failure, MiB
@@ -42,6 +47,7 @@ class _Followed:
         num_left: Tokens that it may have still; 0: it has no limit, or is not to end by itself.
         mask: ``None`` until it is computed.
         ending: The rest of its tokens, once it has to end.
+        optional: See `Wanted.optional`.
     """
 
     form: Form
@@ -50,6 +56,7 @@ class _Followed:
     mask: TokenMask | None = None
     error: AfferentError | None = None
     ending: list[int] | None = None
+    optional: int | None = None
 
 
 class FormGuide:
@@ -126,6 +133,11 @@ class FormGuide:
                 failed[sequence_id] = Failure(error.code, error.message)
         return [None if each is None else each.mask for each in followed], failed
 
+    def optional(self, sequence_id: str) -> int | None:
+        """Return `Wanted.optional` of a sequence, after `masks`."""
+        followed = self._followed.get(sequence_id)
+        return followed.optional if followed is not None else None
+
     def drop(self, sequence_id: str) -> None:
         """Forget a sequence; unknown ones are ignored."""
         self._followed.pop(sequence_id, None)
@@ -144,6 +156,9 @@ class FormGuide:
         try:
             followed.matcher = self._known.matcher(followed.form, nbytes)
             self._look(followed, answered)
+            mark = "" if answered else optional_call(followed.form)
+            tokens = self._tokenizer.tokenize_str(mark, parse_special=True)
+            followed.optional = tokens[0] if len(tokens) == 1 else None
         except AfferentError as error:
             followed.error = error
         except Exception:
@@ -152,7 +167,7 @@ class FormGuide:
 
     def _advance(self, steps: list[tuple[_Followed, int]]) -> None:
         for followed, token in steps:
-            followed.mask = None
+            followed.mask = followed.optional = None
             if followed.error is None:
                 self._look(followed, [token])
 

@@ -260,11 +260,14 @@ class Runner:
 
     def _wanted(self, sequences: Sequence[RunningSequence]) -> list[Wanted]:
         masks: Sequence[TokenMask | None] = [None] * len(sequences)
+        optional: Sequence[int | None] = [None] * len(sequences)
         if self._guide is not None:
-            masks, self.failed = self._guide.masks([each.sequence_id for each in sequences])
+            ids = [each.sequence_id for each in sequences]
+            masks, self.failed = self._guide.masks(ids)
+            optional = list(map(self._guide.optional, ids))
         return [
-            Wanted(each.sampling, len(each.token_ids), each.rules, mask)
-            for each, mask in zip(sequences, masks, strict=True)
+            Wanted(each.sampling, len(each.token_ids), each.rules, mask, call)
+            for each, mask, call in zip(sequences, masks, optional, strict=True)
         ]
 
     def _form_guide(self, folder: Path) -> FormGuide | None:

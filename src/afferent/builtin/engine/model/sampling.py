@@ -28,12 +28,15 @@ class Wanted:
         num_tokens: Number of its tokens so far, its prompt included.
         rules: Rules that change its logits first, if any.
         mask: The tokens that may be chosen; ``None``: all.
+        optional: A token that may be chosen only if it is the likeliest of all tokens. A mask that
+            excludes the likeliest one would make it likelier than the model does.
     """
 
     sampling: Sampling
     num_tokens: int
     rules: LogitRules | None = None
     mask: TokenMask | None = None
+    optional: int | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -61,6 +64,9 @@ def _choose_in(
     changed = logits[rows].float()  # a copy
     some = [wanted[row] for row in rows]
     logit_rules.apply(changed, [each.rules for each in some])
+    for index, each in enumerate(some):
+        if each.optional is not None and changed[index].argmax() != each.optional:
+            changed[index, each.optional] = -math.inf
     masked = [index for index, each in enumerate(some) if each.mask is not None]
     if masked:
         _mask(changed, masked, [some[index].mask for index in masked])
