@@ -13,7 +13,7 @@ import openai
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
 from starlette.types import ASGIApp
 
-from afferent.builtin.http.live import PATH
+from afferent.builtin.apis.realtime.events import REALTIME
 from afferent.proxy.http_server.server import HttpServer
 from afferent.proxy.http_server.shared import ConnectionLimits
 from afferent.proxy.responses import refusal_body
@@ -35,7 +35,7 @@ async def serving(app: ASGIApp) -> AsyncIterator[str]:
         *(app, listener, LIMITS),
         refuse=refusal_body,
         drain_timeout_s=1.0,
-        websocket_paths=frozenset({PATH}),
+        websocket_paths=frozenset({REALTIME.path}),
         single_fields=frozenset(),
     )
     task = asyncio.create_task(server.serve())

@@ -12,7 +12,7 @@ from PIL import Image
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from afferent.builtin.http import live as live_module
+from afferent.builtin.http import live_items
 from afferent.builtin.pipeline.live_log import LiveLog
 from afferent.config import Tenant
 from afferent.errors import EngineUnavailable
@@ -316,7 +316,7 @@ def test_item_beyond_those_in_preparation_is_refused_and_the_socket_stays(
     store_address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No worker makes features here, so that all items stay in preparation."""
-    monkeypatch.setattr(live_module, "_MOST_PREPARING", 2)
+    monkeypatch.setattr(live_items, "MOST_PREPARING", 2)
 
     async def main(live: Live) -> None:
         for side in (32, 40):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from afferent.builtin.apis.realtime.events import REALTIME
 from afferent.builtin.http.app import Frontend
-from afferent.builtin.http.live import PATH as LIVE_PATH
 from afferent.builtin.pipeline.pipeline import Pipeline
 from afferent.builtin.pipeline.prompt import PromptBuilder, sampling_defaults
 from afferent.engines import registry
@@ -61,7 +61,7 @@ def _with_engine(engine: Engine, base: Parts) -> Made:
     ).app()
     return Made(
         *(app, pipeline.close, engine.stats, lambda: engine.info is not None),
-        websocket_paths=frozenset({LIVE_PATH}),
+        websocket_paths=frozenset({REALTIME.path}),
     )
 
 

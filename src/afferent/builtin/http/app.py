@@ -15,10 +15,10 @@ from starlette.routing import Route, WebSocketRoute
 
 from afferent.admission.gate import Gate
 from afferent.builtin.apis.api import Api, Lookup, TokenCount
+from afferent.builtin.apis.realtime.events import REALTIME
 from afferent.builtin.apis.registry import APIS, TOKENS, by_path
 from afferent.builtin.apis.rendering.prompt_readers import READERS
 from afferent.builtin.http.endpoint import Endpoint
-from afferent.builtin.http.live import PATH as LIVE_PATH
 from afferent.builtin.http.live import LiveEndpoint
 from afferent.builtin.http.lookups import lookup_route
 from afferent.builtin.http.openapi import document
@@ -124,7 +124,7 @@ class Frontend:
     def app(self) -> Starlette:
         pages = [Route(path, self._welcome) for path in ("/", "/docs")]
         app = Starlette(
-            routes=[*self._routes, *pages, WebSocketRoute(LIVE_PATH, self._live.serve)],
+            routes=[*self._routes, *pages, WebSocketRoute(REALTIME.path, self._live.serve)],
             middleware=self._middleware(),
             exception_handlers={HTTPException: self._refuse},
         )

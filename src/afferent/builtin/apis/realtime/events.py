@@ -126,16 +126,14 @@ class ResponseEvents:
         self,
         response_id: str,
         item: LiveItem,
-        *,
         session_id: str,
         settings: Settings,
         metadata: dict[str, str] | None,
     ) -> None:
         """Create it; ``item`` is the answer that is being written."""
-        self._id, self._item = response_id, item
-        self._conversation_id = conversation_id(session_id)
+        self.id, self._item = response_id, item
+        self._conversation_id = f"conv_{session_id.removeprefix(REALTIME.id_prefix)}"
         self._settings, self._metadata = settings, metadata
-        self._has_begun = False
 
     def created(self) -> str:
         return event("response.created", response=self._response("in_progress"))
@@ -146,7 +144,6 @@ class ResponseEvents:
         Args:
             before: Id of the item before the answer.
         """
-        self._has_begun = True
         item = item_json(self._item)
         return [
             self._event("response.output_item.added", output_index=0, item=item),
@@ -163,9 +160,8 @@ class ResponseEvents:
         text: str,
         status: Status,
         before: str | None,
-        *,
         usage: dict[str, Any] | None,
-        details: dict[str, Any] | None = None,
+        details: dict[str, Any] | None,
     ) -> list[str]:
         """Return the events after the last piece.
 
@@ -200,7 +196,7 @@ class ResponseEvents:
     def _response(self, status: Status, **known: Any) -> dict[str, Any]:
         return {
             "object": "realtime.response",
-            "id": self._id,
+            "id": self.id,
             "status": status,
             "status_details": None,
             "output": [],
@@ -213,15 +209,11 @@ class ResponseEvents:
         }
 
     def _event(self, kind: str, **fields: Any) -> str:
-        return event(kind, response_id=self._id, **fields)
+        return event(kind, response_id=self.id, **fields)
 
     def _part_event(self, kind: str, **fields: Any) -> str:
         place = {"item_id": self._item.id, "output_index": 0, "content_index": 0}
         return self._event(kind, **place, **fields)
-
-
-def conversation_id(session_id: str) -> str:
-    return f"conv_{session_id.removeprefix(REALTIME.id_prefix)}"
 
 
 def reason_of(answer: Answer) -> tuple[Status, dict[str, Any] | None]:

@@ -75,35 +75,60 @@ class _WindowParams(Struct, forbid_unknown_fields=True):
     tokens: Annotated[int, Meta(ge=1)] | None = None
 
 
-class SessionParams(Struct):
+class _AnswerParams(Struct, kw_only=True):
+    """Parameters of answers, common to sessions and responses."""
+
+    instructions: _Text | UnsetType = UNSET
+    max_output_tokens: _MaxTokens | UnsetType | None = UNSET
+    output_modalities: list[Literal["text", "audio"]] | UnsetType = UNSET
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | UnsetType | None = UNSET
+    tools: Any = None
+    prompt: Any = None
+
+    def changes(self, where: str) -> dict[str, Any]:
+        """Return the settings that change.
+
+        Args:
+            where: Name of these parameters in errors.
+
+        Raises:
+            UnsupportedParameter: A parameter has a value that is not supported.
+        """
+        if self.output_modalities is not UNSET and self.output_modalities != ["text"]:
+            raise UnsupportedParameter(
+                "answers are text: output_modalities is ['text']",
+                param=f"{where}.output_modalities",
+            )
+        if self.tools:
+            raise UnsupportedParameter("sessions have no tools", param=f"{where}.tools")
+        if self.prompt:
+            raise UnsupportedParameter("there are no stored prompts", param=f"{where}.prompt")
+        most = self.max_output_tokens
+        given = {
+            "instructions": self.instructions,
+            "max_output_tokens": None if most == "inf" else most,
+            "temperature": self.temperature,
+        }
+        return {name: value for name, value in given.items() if value is not UNSET}
+
+
+class SessionParams(_AnswerParams, kw_only=True):
     """Parameters of a session; those that are left out keep their values."""
 
     type: str = "realtime"
     model: schema.Name | UnsetType = UNSET
-    output_modalities: list[Literal["text", "audio"]] | UnsetType = UNSET
-    instructions: _Text | UnsetType = UNSET
-    max_output_tokens: _MaxTokens | UnsetType | None = UNSET
     truncation: Literal["auto", "disabled"] | _RetentionRatio | UnsetType = UNSET
     window: _WindowParams | UnsetType | None = UNSET
-    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | UnsetType | None = UNSET
     audio: _Audio | None = None
-    tools: Any = None
     tool_choice: Any = None
-    prompt: Any = None
 
 
-class ResponseParams(Struct):
+class ResponseParams(_AnswerParams, kw_only=True):
     """Parameters of one response; those that are left out are the session's."""
 
     conversation: str | None = None
     input: Any = None
-    instructions: _Text | UnsetType = UNSET
-    max_output_tokens: _MaxTokens | UnsetType | None = UNSET
-    output_modalities: list[Literal["text", "audio"]] | UnsetType = UNSET
-    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | UnsetType | None = UNSET
     metadata: _Metadata | None = None
-    tools: Any = None
-    prompt: Any = None
 
 
 # Items
@@ -154,16 +179,19 @@ class ItemCreate(ClientEvent, tag="conversation.item.create"):
     previous_item_id: ItemId | None = None
 
 
-class ItemRetrieve(ClientEvent, tag="conversation.item.retrieve"):
+class _ItemEvent(ClientEvent, kw_only=True):
     item_id: ItemId
 
 
-class ItemDelete(ClientEvent, tag="conversation.item.delete"):
-    item_id: ItemId
+class ItemRetrieve(_ItemEvent, tag="conversation.item.retrieve"):
+    pass
 
 
-class ItemTruncate(ClientEvent, tag="conversation.item.truncate"):
-    item_id: ItemId
+class ItemDelete(_ItemEvent, tag="conversation.item.delete"):
+    pass
+
+
+class ItemTruncate(_ItemEvent, tag="conversation.item.truncate"):
     content_index: int = 0
     audio_end_ms: int = 0
 
@@ -240,16 +268,9 @@ def updated(before: Settings, given: SessionParams) -> Settings:
     """
     if given.type != "realtime":
         raise UnsupportedParameter("sessions are of type 'realtime'", param="session.type")
-    _check_output(given.output_modalities, given.tools, given.prompt, "session")
+    changed = given.changes("session")
     if given.audio is not None and given.audio.input is not None:
         _check_audio(given.audio.input)
-    changed: dict[str, Any] = {}
-    if given.instructions is not UNSET:
-        changed["instructions"] = given.instructions
-    if given.max_output_tokens is not UNSET:
-        changed["max_output_tokens"] = max_tokens(given.max_output_tokens)
-    if given.temperature is not UNSET:
-        changed["temperature"] = given.temperature
     if given.truncation is not UNSET:
         changed |= _truncation(given.truncation)
     if given.window is not UNSET:
@@ -264,25 +285,13 @@ def answered_with(before: Settings, given: ResponseParams) -> Settings:
     Raises:
         UnsupportedParameter: A parameter has a value that is not supported.
     """
-    _check_output(given.output_modalities, given.tools, given.prompt, "response")
+    changed = given.changes("response")
     if given.conversation not in (None, "auto") or given.input is not None:
         raise UnsupportedParameter(
             "a response answers the session's conversation, and is added to it",
             param="response.input" if given.input is not None else "response.conversation",
         )
-    changed: dict[str, Any] = {}
-    if given.instructions is not UNSET:
-        changed["instructions"] = given.instructions
-    if given.max_output_tokens is not UNSET:
-        changed["max_output_tokens"] = max_tokens(given.max_output_tokens)
-    if given.temperature is not UNSET:
-        changed["temperature"] = given.temperature
     return msgspec.structs.replace(before, **changed)
-
-
-def max_tokens(given: int | str | None) -> int | None:
-    """Return a limit of tokens; ``None``: as many as fit."""
-    return given if isinstance(given, int) else None
 
 
 def read_item(item: ItemParams, media: Mapping[str, RawMedia]) -> Message:
@@ -353,19 +362,6 @@ def _truncation(given: str | _RetentionRatio) -> dict[str, Any]:
         "retention_ratio": given.retention_ratio,
         "most_tokens": None if limits is None else limits.post_instructions,
     }
-
-
-def _check_output(
-    modalities: list[Literal["text", "audio"]] | UnsetType, tools: Any, prompt: Any, where: str
-) -> None:
-    if modalities is not UNSET and modalities != ["text"]:
-        raise UnsupportedParameter(
-            "answers are text: output_modalities is ['text']", param=f"{where}.output_modalities"
-        )
-    if tools:
-        raise UnsupportedParameter("sessions have no tools", param=f"{where}.tools")
-    if prompt:
-        raise UnsupportedParameter("there are no stored prompts", param=f"{where}.prompt")
 
 
 def _check_audio(given: _AudioInput) -> None:
