@@ -37,29 +37,29 @@ class Rows:
 
 
 class Filling:
-    """Items of one sequence by position."""
+    """Items of a sequence, or of its last input, by position."""
 
     def __init__(
-        self, family: Family, token_ids: Sequence[int], items: Sequence[PlacedItem]
+        self,
+        family: Family,
+        token_ids: Sequence[int],
+        items: Sequence[PlacedItem],
+        *,
+        base: int = 0,
     ) -> None:
         """Find the positions of all items.
+
+        Args:
+            base: Position of the first of ``token_ids``, from which placeholders count.
 
         Raises:
             InvalidPlaceholders: Items overlap, or are not in prompt order.
             InternalError: An item lies outside of the prompt, or has no position for embeddings.
         """
-        self.items = [_filled(family, token_ids, item) for item in items]
-        self._index = WindowIndex((each.item.placeholder, each) for each in self.items)
-
-    def extend(self, new: Filling, base: int) -> None:
-        """Append the items of further input, which begins at ``base``. O(these items).
-
-        Raises:
-            InvalidPlaceholders: ``base`` is before the end of an item.
-        """
-        moved = [FilledItem(each.item, each.targets + base) for each in new.items]
-        self._index.extend([(each.item.placeholder, each) for each in moved], base=base)
-        self.items += moved
+        self.items = [_filled(family, token_ids, item, base) for item in items]
+        placed = ((each.item.placeholder, each) for each in self.items)
+        self._index: WindowIndex[FilledItem] = WindowIndex()
+        self._index.extend(placed, base=base)
 
     def between(self, start: int, end: int) -> Iterator[Rows]:
         """Yield the rows for the positions ``[start, end)``, in order."""
@@ -70,13 +70,13 @@ class Filling:
                 yield Rows(filled, slice(first, last), filled.targets[first:last])
 
 
-def _filled(family: Family, token_ids: Sequence[int], item: PlacedItem) -> FilledItem:
+def _filled(family: Family, token_ids: Sequence[int], item: PlacedItem, base: int) -> FilledItem:
     start, length = item.placeholder.offset, item.placeholder.length
     if start + length > len(token_ids):
         raise InternalError("an item's placeholder lies outside of the prompt")
     embed = family.tokens[item.modality].embed
     ids: NDArray[Any] = np.array(token_ids[start : start + length])
-    targets = start + np.flatnonzero(ids == embed)
+    targets = base + start + np.flatnonzero(ids == embed)
     if not len(targets):
         raise InternalError("an item's placeholder has no place for embeddings")
     return FilledItem(item, targets)

@@ -88,9 +88,11 @@ class PackedDecoder:
         self, state: _State, num_tokens: int, token_ids: Sequence[int], items: Sequence[PlacedItem]
     ) -> None:
         """See `Decoder.extend`."""
-        new = Filling(self._family, token_ids, items)
-        state.positions = state.positions.extended(self._model, num_tokens, token_ids, new.items)
-        state.filling.extend(new, num_tokens)
+        # The items before are computed: they are not needed again.
+        state.filling = Filling(self._family, token_ids, items, base=num_tokens)
+        state.positions = state.positions.extended(
+            self._model, num_tokens, token_ids, state.filling.items
+        )
 
     def check(self, chunk: SequenceChunk, embeddings: Mapping[bytes, Embeddings]) -> None:
         """See `Decoder.check`."""
