@@ -74,6 +74,7 @@ __all__ = [
     "ItemCache",
     "ItemFeatures",
     "Join",
+    "KeptSession",
     "KiB",
     "Loaded",
     "LocalStore",
@@ -131,6 +132,7 @@ if TYPE_CHECKING:
         EngineRequest,
         EngineStats,
         Finished,
+        KeptSession,
         SessionEngine,
         Tokens,
     )
@@ -192,7 +194,7 @@ else:  # a test compares this table with the imports above
             "afferent.batch.torch_dataset": "Collator FeatureDataset PreparedSample Sample",
             "afferent.engines.protocol": (
                 "Accepted Engine EngineEvent EngineInfo EngineRequest EngineStats Finished "
-                "SessionEngine Tokens"
+                "KeptSession SessionEngine Tokens"
             ),
             "afferent.media.families.plan": "FeaturePlan",
             "afferent.store.client.async_item_cache": "AsyncItemCache",

@@ -20,6 +20,7 @@ from afferent.engines.protocol import (
     EngineInfo,
     EngineRequest,
     Finished,
+    KeptSession,
     Tokens,
 )
 from afferent.errors import SessionLost
@@ -64,6 +65,8 @@ class SessionEngine:
         self.tokens: dict[str, list[int]] = {}
         self.num_items: dict[str, int] = {}
         self.requests: list[EngineRequest] = []
+        self.left: list[str] = []
+        self.marks: dict[str, tuple[bytes, int | None]] = {}
         self.losses = iter(())
 
     async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
@@ -87,12 +90,18 @@ class SessionEngine:
         if request.has_answer:
             yield Tokens(list(self.said), [], num_cached=request.start)
             tokens += [*self.said, self.end]
+            self.marks[request.session_id] = (request.mark, self.end)
             yield Finished("stop", [], self.end)
         else:
+            self.marks[request.session_id] = (request.mark, None)
             yield Finished("stop", [])
 
     def end_session(self, session_id: str) -> None:
-        self.tokens.pop(session_id, None)
+        self.left.append(session_id)
+
+    async def find_session(self, session_id: str) -> KeptSession | None:
+        tokens = self.tokens.get(session_id)
+        return None if tokens is None else KeptSession(len(tokens), *self.marks[session_id])
 
     async def stats(self) -> None:
         return None
@@ -129,6 +138,42 @@ def test_answer_computes_only_what_is_new(
             assert max(new) <= 60, new  # of at most the last items, and the question
             sent = sum(len(request.token_ids) for request in engine.requests)
             assert sent < usage.input_tokens + 10
+
+    asyncio.run(main())
+
+
+def test_session_that_another_connection_continues_computes_no_item_again(
+    address: str, folder: Path, prompts: PromptBuilder
+) -> None:
+    """Also after an answer and after items; a changed beginning is computed again."""
+    engine = SessionEngine(prompts)
+
+    async def again(url: str, session_id: str) -> int:
+        """Ask once more; return the number of tokens that were computed."""
+        async with connected(url, session_id=session_id) as live:
+            await live.add(text_part("and now?"))
+            usage = (await live.answer()).usage
+            return int(usage.input_tokens - usage.input_token_details.cached_tokens)
+
+    async def main() -> None:
+        async with live_server(address, engine=engine, folder=folder) as url:
+            async with connected(url) as live:
+                session_id = live.session_id
+                pictures = [
+                    (await live.add(image_part(PICTURES[number % 3]))).id for number in range(30)
+                ]
+            first, second = await again(url, session_id), await again(url, session_id)
+            assert second < 30
+            assert sum(request.start == 0 for request in engine.requests) == 1
+            assert engine.num_items[session_id] == 30
+            # Its sequence has an item that the session has no more.
+            async with connected(url, session_id=session_id) as live:
+                engine.tokens[session_id].append(0)
+                await live.send(type="conversation.item.delete", item_id=pictures[3])
+                await live.until("conversation.item.deleted")
+            await again(url, session_id)
+            assert engine.num_items[session_id] == 29
+            print(first, second)
 
     asyncio.run(main())
 

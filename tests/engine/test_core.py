@@ -16,10 +16,10 @@ import pytest
 
 from afferent import keys
 from afferent.builtin.engine import messages as m
-from afferent.builtin.engine.core import ranks
+from afferent.builtin.engine.core import loop, ranks
 from afferent.builtin.engine.core.pins import Wanted
 from afferent.builtin.engine.kv_budget import KvBudget
-from afferent.engines.protocol import Accepted, EngineInfo, Tokens
+from afferent.engines.protocol import Accepted, EngineInfo, KeptSession, Tokens
 from afferent.engines.remote import messages as remote
 from afferent.errors import (
     DeadlineExceeded,
@@ -528,7 +528,9 @@ def of_session(name: str, num_tokens: int, start: int, *items: Any, **fields: An
     return msgspec.structs.replace(given, session_id="s", start=start, **fields)
 
 
-def test_session_is_extended_behind_its_answers(address: str) -> None:
+def test_session_is_extended_behind_its_answers(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The worker's tokens are the lengths of the sequence: they go on."""
 
     async def main() -> None:
@@ -539,20 +541,26 @@ def test_session_is_extended_behind_its_answers(address: str) -> None:
             dog, cat = await bench.item(b"s-dog", 2, 4), await bench.item(b"s-cat", 1, 4)
             assert await tokens_of(bench, of_session("s1", 10, 0, dog)) == [10, 11]
             assert await tokens_of(bench, of_session("s2", 6, 12, cat, has_answer=False)) == []
-            assert await tokens_of(bench, of_session("s3", 7, 18, cat, dog_at(dog, 5, 2))) == [
-                25,
-                26,
-            ]
+            assert await tokens_of(
+                bench, of_session("s3", 7, 18, cat, dog_at(dog, 5, 2), mark=b"mark")
+            ) == [25, 26]
             assert worker.known["s1"] == [7] * 10 + [10, 11] + [7] * 13 + [25, 26]
             begun = [begin.sequence_id for work in worker.works for begin in work.begin]
             more = [each for work in worker.works for each in work.extend]
             assert begun == ["s1"]
             assert [len(each.token_ids) for each in more] == [6, 7]
             await bench.until_nothing_is_pinned()
+            kept = await bench.client.find_session("s")
+            assert kept == KeptSession(27, b"mark", None)
+            bench.client.end_session("s")
+            # It stays for a client that comes back.
+            assert await tokens_of(bench, of_session("s4", 2, 27)) == [29, 30]
+            monkeypatch.setattr(loop, "KEEP_SESSION_S", 0.0)
             bench.client.end_session("s")
             await until(lambda: not bench.core._loop._sessions)  # type: ignore[union-attr]
+            assert await bench.client.find_session("s") is None
             with pytest.raises(SessionLost):
-                await tokens_of(bench, of_session("s4", 2, 27))
+                await tokens_of(bench, of_session("s5", 2, 31))
 
     asyncio.run(main())
 
@@ -620,13 +628,21 @@ def test_idle_session_makes_room_for_requests_that_wait(address: str) -> None:
     asyncio.run(main())
 
 
-def test_sessions_end_with_their_frontend_and_with_the_workers(address: str) -> None:
+def test_sessions_stay_for_another_frontend_and_end_with_the_workers(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
         async with bench_of(address, info=SESSIONS) as bench:
             worker = await bench.add_worker()
             await bench.ready()
             await tokens_of(bench, of_session("e1", 4, 0))
             assert bench.client._channel is not None
+            bench.client._channel.abort()
+            await until(lambda: bench.client.info is None)
+            await bench.ready()
+            assert await bench.client.find_session("s") == KeptSession(6, b"", None)
+            await tokens_of(bench, of_session("e1-more", 4, 6))
+            monkeypatch.setattr(loop, "KEEP_SESSION_S", 0.0)
             bench.client._channel.abort()
             await until(lambda: not bench.core._loop._sessions)  # type: ignore[union-attr]
             await bench.ready()

@@ -40,6 +40,8 @@ class EngineRequest(Struct, frozen=True, array_like=True, forbid_unknown_fields=
             the first of ``token_ids``. 0 begins the sequence, again if there is one.
         has_answer: Whether an answer is requested; without one, the request has finished once its
             prompt is computed.
+        mark: The frontend's own note about the session's sequence when this request has finished,
+            for `SessionEngine.find_session`.
     """
 
     request_id: RequestId
@@ -52,6 +54,21 @@ class EngineRequest(Struct, frozen=True, array_like=True, forbid_unknown_fields=
     session_id: str = ""
     start: NonNegative = 0
     has_answer: bool = True
+    mark: Annotated[bytes, Meta(max_length=1024)] = b""
+
+
+class KeptSession(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Sequence of a session between its requests.
+
+    Attributes:
+        num_tokens: Number of its tokens: the ``start`` of the next request.
+        mark: Of the request that finished last.
+        end_token: The token that ended the answer to that request, if one did.
+    """
+
+    num_tokens: NonNegative
+    mark: bytes
+    end_token: NonNegative | None = None
 
 
 class Accepted(Struct, frozen=True):
@@ -263,7 +280,15 @@ class SessionEngine(Engine, Protocol):
         """Release a session's sequence; unknown ones are ignored.
 
         An engine may do so by itself, if it needs the memory: the next request of the session
-        raises `SessionLost`. It does so when the frontend is gone.
+        raises `SessionLost`. It is called when the client or the frontend is gone, and may keep the
+        sequence for some time, for a client that comes back.
+        """
+        ...
+
+    async def find_session(self, session_id: str) -> KeptSession | None:
+        """Return a session's sequence that the engine has, so that any frontend can extend it.
+
+        ``None``: it has none, or a request extends it.
         """
         ...
 

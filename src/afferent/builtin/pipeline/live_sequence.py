@@ -2,7 +2,8 @@
 
 So an answer computes only the items that came since the last ones were computed. The engine may
 lose the sequence, and a removal of items invalidates it. Then it is begun again, from the items
-that the session has.
+that the session has. A frontend that continues a session finds its sequence by a *mark*: a digest
+of the items in it, which the engine stores with it.
 
 A sequence can be extended if the model's chat template writes each message by itself: then the
 tokens of new messages are the same behind any others. `PromptBuilder.appended` finds that out.
@@ -17,6 +18,7 @@ from contextlib import aclosing
 
 from msgspec import structs
 
+from afferent import keys
 from afferent.admission.shares import Share
 from afferent.builtin.pipeline.live_session import LiveItem, LiveSession
 from afferent.builtin.pipeline.pipeline import Pipeline, SequencePlace
@@ -40,13 +42,16 @@ from afferent.types import Modality
 
 _ATTEMPTS = 3
 """Attempts of an answer, each with a new sequence if the engine has lost the one before."""
+_HEARD, _ANSWERED = b"h", b"a"
+"""Begin of a mark: what the last message of the sequence is."""
 
 
 class LiveSequence:
     """The engine's sequence of one session.
 
     Invariants:
-        - ``_ids`` are the session's first items, in order, unless the sequence is stale.
+        - ``_ids`` are the session's first items, in order, unless the sequence is stale;
+          ``_digest`` is that of them and the instructions.
         - One request of the sequence runs at a time.
     """
 
@@ -67,8 +72,10 @@ class LiveSequence:
         self._pipeline, self._engine = pipeline, engine
         self._session, self._id, self._most_items = session, session_id, most_items
         self._lock = asyncio.Lock()
+        self._is_sought = len(session) > 0  # another frontend may have begun it
         self._ids: set[str] = set()
         self._instructions = ""
+        self._digest = _digest("", ())
         self._role = ""  # of the last message
         self._is_open = False  # the last message is an answer, without what the template adds
         self._end_token: int | None = None  # that ended it
@@ -85,7 +92,7 @@ class LiveSequence:
         self._is_stale = True
 
     def close(self) -> None:
-        """End the sequence in the engine."""
+        """Leave the sequence to the engine, which ends it if no other frontend continues it."""
         self._engine.end_session(self._id)
 
     async def feed(self, own: RequestScope, share: Share, instructions: str) -> None:
@@ -95,7 +102,7 @@ class LiveSequence:
             Unavailable: Try again.
         """
         async with self._lock:
-            self._prepare(instructions)
+            await self._prepare(instructions)
             try:
                 for batch in self._take_new(None):
                     await self._hear(own, share, batch)
@@ -116,7 +123,7 @@ class LiveSequence:
             is_complete = False
             try:
                 for left in reversed(range(_ATTEMPTS)):
-                    self._prepare(instructions)
+                    await self._prepare(instructions)
                     try:
                         async with aclosing(self._try(request, own, answer_id)) as outputs:
                             async for output in outputs:
@@ -150,15 +157,30 @@ class LiveSequence:
 
     # Inner steps
 
-    def _prepare(self, instructions: str) -> None:
+    async def _prepare(self, instructions: str) -> None:
         """Begin again if the sequence can't be extended."""
         if self._is_stale or instructions != self._instructions:
-            if self.num_tokens:
-                self._engine.end_session(self._id)
             self._ids.clear()
             self._role, self._is_open, self._end_token = "", False, None
             self.num_tokens = 0
             self._instructions, self._is_stale = instructions, False
+            self._digest = _digest(instructions, ())
+        if self._is_sought:
+            self._is_sought = False
+            await self._seek()
+
+    async def _seek(self) -> None:
+        """Continue the engine's sequence, if it has one of the session's first items."""
+        kept = await self._engine.find_session(self._id)
+        digest, ids = self._digest, list[str]()
+        for item in self._session if kept is not None else ():
+            digest = _digest(digest, [item])
+            ids.append(item.id)
+            if kept is not None and kept.mark[1:] == digest:
+                self._ids, self._digest = set(ids), digest
+                self._role, self._is_open = item.turn.role, kept.mark[:1] == _ANSWERED
+                self.num_tokens, self._end_token = kept.num_tokens, kept.end_token
+                return
 
     async def _try(
         self, request: GenerateRequest, own: RequestScope, answer_id: str
@@ -168,7 +190,10 @@ class LiveSequence:
             await self._hear(own, request.share, batch)
         messages = self._messages(last)
         asked = structs.replace(request, messages=tuple(messages))
-        async with aclosing(self._pipeline.run(asked, own, self._place)) as outputs:
+        answer = self._session.get(answer_id)
+        self._digest = _digest(self._digest, [*last, *([answer] if answer is not None else [])])
+        place = self._place(_ANSWERED)
+        async with aclosing(self._pipeline.run(asked, own, place)) as outputs:
             async for output in outputs:
                 yield output
 
@@ -181,11 +206,11 @@ class LiveSequence:
             template=TemplateOptions(begins_answer=False),
             max_tokens=1,
         )
-        await self._pipeline.hear(request, own, self._place)
+        self._digest = _digest(self._digest, batch)
+        await self._pipeline.hear(request, own, self._place(_HEARD))
         self._role, self._is_open = messages[-1].role, False
 
-    @property
-    def _place(self) -> SequencePlace:
+    def _place(self, kind: bytes) -> SequencePlace:
         return SequencePlace(
             session_id=self._id,
             start=self.num_tokens,
@@ -193,6 +218,7 @@ class LiveSequence:
             is_open=self._is_open,
             end_token=self._end_token,
             submit=self.submit,
+            mark=kind + self._digest,
         )
 
     def _messages(self, batch: Sequence[LiveItem]) -> list[Message]:
@@ -232,3 +258,14 @@ class LiveSequence:
             batches[-1].append(item)
             counts += more
         return batches
+
+
+def _digest(before: str | bytes, items: Sequence[LiveItem]) -> bytes:
+    """Return the digest of items behind others, or behind instructions.
+
+    An id may be used again, but not at the same time.
+    """
+    found = keys.digest(before.encode()) if isinstance(before, str) else before
+    for item in items:
+        found = keys.digest(found + f"{item.arrived_s!r} {item.id}".encode())
+    return found

@@ -85,6 +85,7 @@ class SequencePlace:
         is_open: Whether that is an answer as the model wrote it.
         end_token: Token that ended that answer.
         submit: Submits the request to the engine.
+        mark: Note for the engine about the sequence with the request's messages and answer.
     """
 
     session_id: str
@@ -93,6 +94,7 @@ class SequencePlace:
     is_open: bool
     end_token: int | None
     submit: Callable[[EngineRequest], AsyncGenerator[EngineEvent, None]]
+    mark: bytes
 
 
 class Pipeline:
@@ -314,7 +316,7 @@ class Pipeline:
         engine_request = EngineRequest(request_id, prompt.token_ids, items, sampling, request.share)
         if place is not None:
             engine_request = msgspec.structs.replace(
-                engine_request, session_id=place.session_id, start=place.start
+                engine_request, session_id=place.session_id, start=place.start, mark=place.mark
             )
         digests = tuple(item.digest for item in found.in_order)
         return engine_request, PromptInfo(digests, len(prompt.token_ids))

@@ -15,6 +15,7 @@ from afferent.engines.protocol import (
     EngineRequest,
     EngineStats,
     Finished,
+    KeptSession,
     Tokens,
 )
 from afferent.engines.remote import messages as m
@@ -30,6 +31,7 @@ _RECONNECT_S = 0.2
 _MAX_RECONNECT_S = 5.0
 """Pause after connections that ended before the engine sent a valid message."""
 _STATS_TIMEOUT_S = 0.5
+_FIND_TIMEOUT_S = 2.0
 _Event = EngineEvent | AfferentError
 
 
@@ -51,6 +53,7 @@ class RemoteEngine:
         self._refusal = ""  # why an engine of another version does not serve this frontend
         self._queues: dict[str, asyncio.Queue[_Event]] = {}
         self._asked: list[asyncio.Future[EngineStats | None]] = []
+        self._sought: dict[str, asyncio.Future[KeptSession | None]] = {}
         self.info: EngineInfo | None = None
 
     async def run(self) -> None:
@@ -106,6 +109,17 @@ class RemoteEngine:
         if self._channel is not None and self._channel.is_open:
             self._channel.send(encode(m.EndSession(session_id)))
 
+    async def find_session(self, session_id: str) -> KeptSession | None:
+        """See `SessionEngine.find_session`; ``None`` if the engine does not answer in time."""
+        if self._channel is None or not self._channel.is_open:
+            return None
+        future: asyncio.Future[KeptSession | None] = asyncio.get_running_loop().create_future()
+        self._sought[session_id] = future
+        self._channel.send(encode(m.FindSession(session_id)))
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(future, _FIND_TIMEOUT_S)
+        return None
+
     async def stats(self) -> EngineStats | None:
         """See `Engine.stats`."""
         if self._channel is None or not self._channel.is_open:
@@ -124,6 +138,11 @@ class RemoteEngine:
                 future.set_result(stats)
         self._asked.clear()
 
+    def _on_found(self, session_id: str, session: KeptSession | None) -> None:
+        future = self._sought.pop(session_id, None)
+        if future is not None and not future.done():
+            future.set_result(session)
+
     def _on_frame(self, frame: bytes) -> None:
         message = m.from_engine(frame)
         self._is_understood = True
@@ -134,6 +153,8 @@ class RemoteEngine:
                 self._on_refused(m.refused_by(message))
             case m.Stats(stats=stats):
                 self._answer(stats)
+            case m.SessionFound(session_id=session_id, session=session):
+                self._on_found(session_id, session)
             case _:
                 self._on_event(message)
 
@@ -162,6 +183,8 @@ class RemoteEngine:
     def _on_close(self) -> None:
         self.info = None
         self._answer(None)
+        for session_id in list(self._sought):
+            self._on_found(session_id, None)
         for queue in self._queues.values():
             queue.put_nowait(EngineUnavailable("the engine went away; try again"))
         self._closed.set()

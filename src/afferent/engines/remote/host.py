@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 import logging
 import socket
+from collections.abc import Coroutine
+from typing import Any
 
 from afferent.engines.protocol import (
     Accepted,
@@ -96,10 +98,15 @@ class _Frontend:
                 if isinstance(self._engine, SessionEngine):
                     self._sessions.discard(session_id)
                     self._engine.end_session(session_id)
+            case m.FindSession(session_id=session_id):
+                self._spawn(self._tell_session(session_id))
             case m.AskStats():
-                task = asyncio.create_task(self._tell_stats())
-                self._answering.add(task)
-                task.add_done_callback(self._answering.discard)
+                self._spawn(self._tell_stats())
+
+    def _spawn(self, answering: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(answering)
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
 
     def _submit(self, request: EngineRequest) -> None:
         request_id = request.request_id
@@ -132,6 +139,13 @@ class _Frontend:
         # End it before the reply: a refused request may come again under the same id, at once.
         self._end(request_id, asyncio.current_task())
         self.send(m.RequestFailed(request_id, failure))
+
+    async def _tell_session(self, session_id: str) -> None:
+        engine, found = self._engine, None
+        if isinstance(engine, SessionEngine):
+            found = await engine.find_session(session_id)
+            self._sessions.add(session_id)
+        self.send(m.SessionFound(session_id, found))
 
     async def _tell_stats(self) -> None:
         self.send(m.Stats(await self._engine.stats()))

@@ -7,18 +7,18 @@ from typing import Literal, get_args
 import msgspec
 from msgspec import Struct
 
-from afferent.engines.protocol import EngineInfo, EngineRequest, EngineStats
+from afferent.engines.protocol import EngineInfo, EngineRequest, EngineStats, KeptSession
 from afferent.errors import FormatError
 from afferent.runtime.versions import mismatch, version_behind
 from afferent.types import Failure, NonNegative, RequestId, Span, TokenLogprobs, decode
 
-VERSION = 7
+VERSION = 8
 """Version of all messages between frontends and an engine.
 
 The version's position in `FrontendHello` and in `Refused` never changes, so that processes of any
 two versions can name both.
 """
-SCHEMA = "7-0c448ecb66cc8d049bd9891fa601c0a5"
+SCHEMA = "8-95cfd30cc9a4571e6bead4124f6fc24b"
 """The version, and the digest of its messages (`tests.wire_schema`)."""
 
 
@@ -45,6 +45,12 @@ class Abort(_Message, tag="abort"):
 
 
 class EndSession(_Message, tag="end"):
+    session_id: RequestId
+
+
+class FindSession(_Message, tag="find"):
+    """Answered with `SessionFound`."""
+
     session_id: RequestId
 
 
@@ -98,9 +104,16 @@ class Stats(_Message, tag="stats"):
     stats: EngineStats | None
 
 
-FromFrontend = FrontendHello | Submit | Abort | EndSession | AskStats
+class SessionFound(_Message, tag="found"):
+    """Sequence of a session; ``None``: there is none, or it is in use."""
+
+    session_id: str
+    session: KeptSession | None
+
+
+FromFrontend = FrontendHello | Submit | Abort | EndSession | FindSession | AskStats
 RequestEvent = RequestAccepted | RequestTokens | RequestFinished | RequestFailed
-ToFrontend = Health | Stats | Refused | RequestEvent
+ToFrontend = Health | Stats | SessionFound | Refused | RequestEvent
 
 _FRONTEND = msgspec.msgpack.encode("frontend")
 from_frontend_decoder = msgspec.msgpack.Decoder(FromFrontend)

@@ -25,7 +25,7 @@ from afferent.builtin.engine.core.forms import Forms
 from afferent.builtin.engine.core.pins import Grids, Pins, Wanted
 from afferent.builtin.engine.core.ranks import Ranks
 from afferent.builtin.engine.core.step_budget import ALONE_S, STEP_S, StepBudget
-from afferent.engines.protocol import Chosen, EngineRequest, EngineStats
+from afferent.engines.protocol import Chosen, EngineRequest, EngineStats, KeptSession
 from afferent.engines.remote import messages as remote
 from afferent.errors import (
     AfferentError,
@@ -42,6 +42,8 @@ from afferent.types import Failure, Item, Sampling, Span, encode, span_since
 
 log = logging.getLogger(__name__)
 
+KEEP_SESSION_S: Final = 60.0
+"""For so long, the sequence of a session stays without a client; less if memory is short."""
 _LEAST_DECODES: Final = 16
 """Least number of answers in a step, where more sequences have answers to write."""
 
@@ -94,6 +96,8 @@ class _Session:
             another sequence of the same name.
         num_tokens: Tokens that it has; those of a request that runs are added at its end.
         num_items: Items that it has had.
+        mark: The frontend's note about it, and the token that ended its last answer.
+        ending: The end of a session that no client uses.
     """
 
     sequence_id: str
@@ -101,6 +105,9 @@ class _Session:
     num_tokens: int = 0
     num_items: int = 0
     is_idle: bool = False
+    mark: bytes = b""
+    end_token: int | None = None
+    ending: asyncio.TimerHandle | None = None
 
 
 class EngineLoop:
@@ -158,10 +165,27 @@ class EngineLoop:
         self._spawn(self._accept(run))
 
     def end_session(self, session_id: str) -> None:
-        """Release the sequence of a session; ignore unknown ones."""
+        """Release the sequence of a session, after a while unless an answer is written; ignore
+        unknown ones.
+
+        So a client that comes back by another connection continues it.
+        """
         session = self._sessions.get(session_id)
-        if session is not None:
+        if session is None or session.ending is not None:
+            return
+        run = self._requests.get(session.sequence_id)
+        if run is not None and run.request.has_answer:
             self.abort(session.sequence_id)
+        else:
+            later = asyncio.get_running_loop().call_later
+            session.ending = later(KEEP_SESSION_S, self.abort, session.sequence_id)
+
+    def find_session(self, session_id: str) -> KeptSession | None:
+        """Return the sequence of a session that no request extends."""
+        session = self._sessions.get(session_id)
+        if session is None or not session.is_idle:
+            return None
+        return KeptSession(session.num_tokens, session.mark, session.end_token)
 
     def abort(self, request_id: str) -> None:
         """Drop a request that no frontend waits for; ignore unknown ones."""
@@ -175,9 +199,11 @@ class EngineLoop:
         self._stirred.set()
 
     def abort_all(self, frontend: wire.AsyncChannel) -> None:
-        """Abort all requests of a lost frontend."""
-        for request_id in [r for r, run in self._requests.items() if run.frontend is frontend]:
-            self.abort(request_id)
+        """Abort all requests of a lost frontend but those that only extend a session."""
+        running = [run for run in self._requests.values() if run.frontend is frontend]
+        for run in running:
+            if run.request.has_answer:
+                self.abort(run.sequence_id)
         for session_id in [s for s, each in self._sessions.items() if each.frontend is frontend]:
             self.end_session(session_id)
 
@@ -283,26 +309,29 @@ class EngineLoop:
         request = run.request
         session_id, session = request.session_id, self._sessions.get(request.session_id)
         if not request.start:
-            self.end_session(session_id)
+            if session is not None:
+                self.abort(session.sequence_id)
             session = _Session(run.sequence_id, run.frontend)
         elif session is None or not session.is_idle or session.num_tokens != request.start:
             raise SessionLost("the engine has not kept this session; begin it again")
         else:
             run.sequence_id, run.first_item = session.sequence_id, session.num_items
             self._sequence_of[request.request_id] = session.sequence_id
-        session.is_idle = False
+        if session.ending is not None:
+            session.ending.cancel()
+        session.is_idle, session.ending, session.frontend = False, None, run.frontend
         session.num_items += len(request.items)
         self._sessions.pop(session_id, None)
         self._sessions[session_id] = session  # the most recently used
 
-    def _rest_session(self, run: _Running) -> None:
+    def _rest_session(self, run: _Running, end_token: int | None) -> None:
         """Note the end of a session's request."""
         request = run.request
         self._sequence_of.pop(request.request_id, None)
         session = self._sessions.get(request.session_id)
         if session is not None and session.sequence_id == run.sequence_id:
             session.num_tokens = request.start + len(request.token_ids) + len(run.answer)
-            session.is_idle = True
+            session.is_idle, session.mark, session.end_token = True, request.mark, end_token
 
     def _leave_session(self, sequence_id: str) -> None:
         """Forget the session of a sequence that has ended."""
@@ -313,9 +342,9 @@ class EngineLoop:
 
     def _end_idle_session(self) -> bool:
         """End the session that was not used for the longest time; return whether there was one."""
-        for session_id, session in self._sessions.items():
+        for session in self._sessions.values():
             if session.is_idle:
-                self.end_session(session_id)
+                self.abort(session.sequence_id)
                 return True
         return False
 
@@ -507,7 +536,7 @@ class EngineLoop:
         del self._requests[run.sequence_id]
         self._let_go(run)
         if request.session_id:
-            self._rest_session(run)
+            self._rest_session(run, last)
         finished = remote.RequestFinished(
             request.request_id, reason.value, run.spans, last, num_cached
         )

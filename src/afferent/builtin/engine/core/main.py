@@ -127,6 +127,10 @@ class EngineCore:
         if self._loop is not None:
             self._loop.end_session(session_id)
 
+    def on_find_session(self, channel: wire.AsyncChannel, session_id: str) -> None:
+        found = None if self._loop is None else self._loop.find_session(session_id)
+        channel.send(encode(remote.SessionFound(session_id, found)))
+
     def on_ask_stats(self, channel: wire.AsyncChannel) -> None:
         if self._loop is not None:
             self._loop.update_stats()
@@ -192,6 +196,8 @@ class _Connection:
                 self._core.on_abort(request_id)
             case remote.EndSession(session_id=session_id):
                 self._core.on_end_session(session_id)
+            case remote.FindSession(session_id=session_id):
+                self._core.on_find_session(self._channel, session_id)
             case remote.AskStats():
                 self._core.on_ask_stats(self._channel)
             case _:
