@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from afferent.builtin.pipeline.conversations import Turn
 from afferent.builtin.pipeline.live_log import LiveLog
+from afferent.builtin.pipeline.live_session import Added, LiveItem
 from afferent.builtin.pipeline.prompt import PromptBuilder
 from afferent.builtin.pipeline.request import Message, TemplateOptions, TextPart
 from afferent.engines.protocol import (
@@ -174,6 +177,52 @@ def test_session_that_another_connection_continues_computes_no_item_again(
             await again(url, session_id)
             assert engine.num_items[session_id] == 29
             print(first, second)
+
+    asyncio.run(main())
+
+
+def test_step_of_a_long_session_makes_as_many_calls_as_one_of_a_short_session(
+    address: str, folder: Path, prompts: PromptBuilder
+) -> None:
+    """A step is an item and an answer; calls of Python, in client and server, are counted."""
+
+    async def fill(session_id: str, num_items: int) -> None:
+        """Write a session to the store, as another frontend would have done."""
+        connecting = AsyncDaemonStore.connect(address, name="writer", writable=True)
+        async with await connecting as store:
+            log = LiveLog(store, tenant="", session_id=session_id)
+            for number in range(num_items):
+                message = Message("user", (TextPart(f"{number}"),))
+                item = LiveItem(f"item_{number}", Turn.of(message, iter(())), float(number), 3)
+                await log.append(Added(item))
+            log.close()
+
+    async def step(live: Live) -> int:
+        """Return the number of calls."""
+        num_calls = 0
+
+        def count(_frame: Any, event: str, _argument: Any) -> None:
+            nonlocal num_calls
+            num_calls += event in ("call", "c_call")
+
+        sys.setprofile(count)
+        try:
+            await live.add(text_part("and now?"))
+            await live.answer()
+        finally:
+            sys.setprofile(None)
+        return num_calls
+
+    async def main() -> None:
+        engine, counts = SessionEngine(prompts), []
+        async with live_server(address, engine=engine, folder=folder) as url:
+            for num_items in (100, 2_100):
+                await fill(f"sess_{num_items}", num_items)
+                async with connected(url, session_id=f"sess_{num_items}") as live:
+                    await live.answer()
+                    counts.append(min([await step(live) for _ in range(6)]))
+        print(f"calls of a step: {counts}")
+        assert counts[1] - counts[0] < 500  # one for each fourth further item
 
     asyncio.run(main())
 
