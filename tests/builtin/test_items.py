@@ -46,6 +46,43 @@ def test_as_many_items_as_are_allowed(address: str) -> None:
     )
 
 
+def test_more_parts_than_are_allowed_are_refused_with_the_setting_in_all_apis(
+    address: str,
+) -> None:
+    """Plain messages count as one part; the strings of the JSON are limited before it is parsed."""
+
+    def turns(sizes: list[int], kind: str) -> list[dict[str, Any]]:
+        part = {"type": kind, "text": "a"}
+        return [{"role": "user", "content": [part] * size if size else "a"} for size in sizes]
+
+    def bodies(sizes: list[int]) -> list[tuple[str, dict[str, Any]]]:
+        given = {"model": "shapes", "max_tokens": 4}
+        return [
+            ("/v1/chat/completions", {**given, "messages": turns(sizes, "text")}),
+            ("/v1/messages", {**given, "messages": turns(sizes, "text")}),
+            ("/v1/responses", {"model": "shapes", "input": turns(sizes, "input_text")}),
+        ]
+
+    async def main() -> None:
+        async with frontend(address, max_parts=20) as http:
+            for sizes, number in (([20], 20), ([0, 7, 13], 21), ([0] * 21, 21)):
+                for path, body in bodies(sizes):
+                    answer = await http.post(path, json=body)
+                    if number <= 20:
+                        assert answer.status_code == 200, answer.text
+                    else:
+                        assert answer.status_code == 400, answer.text
+                        assert f"have {number} parts" in answer.text
+                        assert "at most 20 are accepted (--max-parts)" in answer.text
+            for path, body in bodies([200]):
+                answer = await http.post(path, json=body)
+                assert answer.status_code == 400
+                assert "320 strings, lists and objects" in answer.text
+                assert "--max-parts" in answer.text
+
+    asyncio.run(main())
+
+
 def test_a_turned_photo_is_made_upright(address: str) -> None:
     """The header of a job has the orientation, which no plan has."""
     picture, out = photo(60, 40), io.BytesIO()

@@ -309,6 +309,15 @@ def test_handshakes_without_a_key_or_for_another_model_are_refused(store_address
     assert asyncio.run(serve()) == [401, 404, 404]
 
 
+def test_item_of_more_parts_than_are_allowed_is_refused_with_the_setting(address: str) -> None:
+    async def main(live: Live) -> None:
+        await live.add(*[text_part("a")] * 16)
+        error = await live.refused(**_item(*[text_part("a")] * 17))
+        assert (error.code, "(--max-parts)" in error.message) == ("invalid_request", True)
+
+    run(address, main, max_parts=16)
+
+
 # Back-pressure and memory
 
 

@@ -13,6 +13,8 @@ from afferent.errors import ConfigError
 from afferent.types import DocumentKind, FileKind, GiB, KiB, MiB, Modality, ObjectKind
 
 LEAST_RECORDS_NBYTES = MiB
+MOST_PARTS = 1 << 17
+"""Above this, the messages of a request would take seconds of a frontend that serves others."""
 LEAST_FROZEN_TIMEOUT_S = 3.0
 """Below this, a moment of overload would be mistaken for a hang."""
 _LEAST_WORKER_NBYTES = 64 * MiB
@@ -65,7 +67,7 @@ class ModalityLimits(NamedTuple):
 class Limits(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits of one request's media. Every refusal names its limit."""
 
-    max_images: int = setting(128, "most images in a request", Group.LIMITS, ge=1, le=4096)
+    max_images: int = setting(128, "most images in a request", Group.LIMITS, ge=1, le=MOST_PARTS)
     max_image_nbytes: int = setting(32 * MiB, "largest image file", Group.LIMITS, gt=0)
     max_image_pixels: int = setting(64_000_000, "most pixels of an image", Group.LIMITS, gt=0)
     max_image_side: int = setting(16_384, "longest side of an image", Group.LIMITS, gt=0)
@@ -177,6 +179,14 @@ class RequestLimits(Limits, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_json_nbytes: int = setting(
         MiB, "longest body, media left out; of one that is passed on, all of it", Group.LIMITS, gt=0
     )
+    max_parts: int = setting(
+        4096,
+        "most parts in a request's messages, where a message without any counts as one; its JSON "
+        "may have 16 strings, lists and objects for each",
+        Group.LIMITS,
+        ge=16,
+        le=MOST_PARTS,
+    )
 
     body_idle_timeout_s: float = setting(
         10.0, "without a byte from the client", Group.TIMEOUTS, gt=0
@@ -199,7 +209,7 @@ class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Concurrent requests, over all frontends; 0: no limit of its own."""
     weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
     """Weight of its share of scarce resources; 1 is usual."""
-    max_images: Annotated[int, Meta(ge=0, le=4096)] = 0
+    max_images: Annotated[int, Meta(ge=0, le=MOST_PARTS)] = 0
     """Images in a request; 0: the server's limit, which a higher number does not raise."""
     max_image_pixels: Annotated[int, Meta(ge=0)] = 0
     """Pixels of an image; likewise."""

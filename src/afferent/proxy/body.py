@@ -67,6 +67,7 @@ class BodyReader:
             *(self._sink, media_keys),
             max_json_nbytes=limits.max_json_nbytes if paths is None else limits.max_body_nbytes,
             max_media=max_media,
+            max_parts=limits.max_parts,
             is_parsed=paths is None,
             paths=paths,
         )

@@ -12,14 +12,13 @@ from afferent.builtin.apis import forms
 from afferent.builtin.apis.names import ParameterNames
 from afferent.builtin.apis.wording import Bounds, bounds_of, in_words
 from afferent.builtin.pipeline.call import ModelNames
-from afferent.errors import InvalidRequest, ModelNotFound
+from afferent.builtin.pipeline.request import Message
+from afferent.errors import InvalidRequest, ModelNotFound, Param
 from afferent.media.body.raw import RawMedia
 from afferent.types import Bias, TokenId
 
 T = TypeVar("T")
 Request = TypeVar("Request", bound="AnyRequest")
-
-MAX_PARTS = 4096
 
 Name = Annotated[str, Meta(max_length=256)]
 MaxTokens = Annotated[int, Meta(ge=1, le=2**20)]
@@ -151,6 +150,20 @@ def decode(
         raise InvalidRequest(wrong.message, param=param or wrong.param) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest("the body is not valid JSON", param=param) from error
+
+
+def check_parts(messages: Sequence[Message], most: int) -> None:
+    """Check the number of parts; a message without any counts as one.
+
+    Raises:
+        InvalidRequest: There are more than ``most``.
+    """
+    number = sum(max(1, len(message.parts)) for message in messages)
+    if number > most:
+        raise InvalidRequest(
+            f"the messages have {number} parts; at most {most} are accepted (--max-parts)",
+            param=Param.MESSAGES,
+        )
 
 
 def check_all_taken(media: Mapping[str, RawMedia], param: str) -> None:

@@ -19,6 +19,7 @@ from afferent.admission.gate import Gate
 from afferent.admission.shares import Share
 from afferent.builtin.apis.api import Api
 from afferent.builtin.apis.rendering.prompt_request import PromptReader
+from afferent.builtin.apis.schema import check_parts
 from afferent.builtin.http.sse import EventStream
 from afferent.builtin.pipeline.call import Answer, Call
 from afferent.builtin.pipeline.collector import AnswerCollector
@@ -185,6 +186,7 @@ class Endpoint:
             refuses_unknown=self._settings.refuses_unknown,
         )
         exchange.trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))
+        check_parts(call.generate.messages, self._settings.limits_of(share).max_parts)
         call = replace(call, generate=structs.replace(call.generate, share=share))
         return await self._history.resume(call)
 
@@ -211,6 +213,8 @@ class Endpoint:
         start_ns = time.monotonic_ns()
         served = self._settings.model_names
         requests = self._prompts.read(body, request_id=exchange.own.id, served=served, rules=rules)
+        messages = [message for each in requests for message in each.messages]
+        check_parts(messages, self._settings.limits_of(share).max_parts)
         exchange.trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))
         salt = requests[0].cache_salt
         if self._tenancy is not None:

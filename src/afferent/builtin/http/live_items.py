@@ -6,6 +6,7 @@ from typing import Final
 
 from afferent.builtin.apis.realtime import events as ev
 from afferent.builtin.apis.realtime import schema as api
+from afferent.builtin.apis.schema import check_parts
 from afferent.builtin.http.live_context import LiveContext
 from afferent.builtin.pipeline.conversations import Turn
 from afferent.builtin.pipeline.live_session import FIRST, Added, LiveItem, LiveSession, Removed
@@ -77,6 +78,7 @@ class LiveItems:
                 if not isinstance(event, api.ItemCreate):
                     raise InvalidRequest("an event has one type", param="type")
                 message = api.read_item(event.item, body.media)
+                check_parts([message], self._settings.limits_of(own.share).max_parts)
                 item = await self._made(own, event.item.id, message)
                 return item, event.previous_item_id
         finally:

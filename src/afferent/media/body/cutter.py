@@ -190,6 +190,7 @@ class BodyCutter:
         *,
         max_json_nbytes: int,
         max_media: int,
+        max_parts: int = 4096,
         max_depth: int = 64,
         is_parsed: bool = True,
         paths: Collection[tuple[str | None, ...]] | None = None,
@@ -210,7 +211,12 @@ class BodyCutter:
         self._paths = paths
         self._path = None if paths is None else JsonPath(max_steps=max(map(len, paths), default=0))
         self._marker = marker or f"afferent-media:{secrets.token_hex(16)}"
-        self._json = JsonText(max_nbytes=max_json_nbytes, is_parsed=is_parsed, max_depth=max_depth)
+        self._json = JsonText(
+            max_nbytes=max_json_nbytes,
+            max_parts=max_parts,
+            is_parsed=is_parsed,
+            max_depth=max_depth,
+        )
         self._media: list[CutMedia] = []
         self._step: Callable[[BodyCutter], bool] = BodyCutter._seek_key
         self._buffer = b""

@@ -11,7 +11,8 @@ _STEPS = bytes(1 if byte in b"[{" else 255 if byte in b"]}" else 0 for byte in r
 
 _PLAIN = bytes(byte for byte in range(256) if byte not in b'"[]{}')
 _CHECKED_NBYTES = 4096
-_MAX_VALUES = 1 << 16
+PART_VALUES = 16
+"""Strings, lists and objects for each part that a request's messages may have."""
 
 
 def check_encoding(text: bytes) -> None:
@@ -35,13 +36,17 @@ class JsonText:
         - The shape is known for the first ``_checked`` bytes.
     """
 
-    def __init__(self, *, max_nbytes: int, is_parsed: bool = True, max_depth: int) -> None:
+    def __init__(
+        self, *, max_nbytes: int, max_parts: int, is_parsed: bool = True, max_depth: int
+    ) -> None:
         """Create an empty text.
 
         Args:
+            max_parts: It may have `PART_VALUES` strings, lists and objects for each.
             is_parsed: If false, only ``max_nbytes`` counts: the text is searched, and forwarded.
         """
         self._max_nbytes, self._max_depth = max_nbytes, max_depth
+        self._max_values = PART_VALUES * max_parts
         self._is_parsed = is_parsed
         self._text = bytearray()
         self._markers_nbytes = 0
@@ -88,8 +93,11 @@ class JsonText:
         brackets = b"".join(strings[self._in_string :: 2])
         # Each string has two quotes, each list and object two brackets.
         self._num_marks += len(strings) - 1 + len(brackets)
-        if self._num_marks > 2 * _MAX_VALUES:
-            raise InvalidRequest(f"the body has more than {_MAX_VALUES} strings, lists and objects")
+        if self._num_marks > 2 * self._max_values:
+            raise InvalidRequest(
+                f"the body has more than {self._max_values} strings, lists and objects: "
+                f"{PART_VALUES} for each part that is allowed (--max-parts)"
+            )
         self._in_string ^= len(strings) % 2 == 0
         num_opened = brackets.count(b"[") + brackets.count(b"{")
         if self._depth + num_opened <= self._max_depth:  # in any order

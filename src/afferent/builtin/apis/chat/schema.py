@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from afferent.builtin.apis import forms
 from afferent.builtin.apis.openai import ImageDetail, InputFile, OpenAIRequest, StreamOptions
-from afferent.builtin.apis.schema import MAX_PARTS, MaxTokens, Name
+from afferent.builtin.apis.schema import MaxTokens, Name
 
 Uuid = Annotated[str, Meta(min_length=1, max_length=256)]
 """Client's own id of an item; with it, the item itself may be omitted later."""
@@ -103,14 +103,14 @@ class ToolCall(Struct):
 
 class ChatMessage(Struct):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | Annotated[list[Content], Meta(max_length=MAX_PARTS)] | None = None
+    content: str | list[Content] | None = None
     # Parsed only in the assistant's messages; elsewhere they mean nothing.
     tool_calls: Raw | UnsetType = UNSET
     function_call: Raw | UnsetType = UNSET
 
 
 class ChatRequest(OpenAIRequest, kw_only=True):
-    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_PARTS)]
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     stream_options: StreamOptions | None = None
     max_tokens: MaxTokens | None = None
     max_completion_tokens: MaxTokens | None = None
@@ -133,8 +133,6 @@ class ChatRequest(OpenAIRequest, kw_only=True):
         return forms.of_completions(self, super().form())
 
 
-tool_calls_decoder = msgspec.json.Decoder(
-    Annotated[list[ToolCall], Meta(max_length=MAX_PARTS)] | None
-)
+tool_calls_decoder = msgspec.json.Decoder(list[ToolCall] | None)
 function_call_decoder = msgspec.json.Decoder(FunctionCall | str | None)
 """A string selects the allowed function; it is not a call."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from afferent.builtin.apis import schema
 from afferent.builtin.apis.chat.schema import ChatRequest
@@ -29,12 +29,8 @@ class ChatTool(Struct, kw_only=True):
         return self.function.as_tool(defer_loading=self.defer_loading)
 
 
-_tools_decoder = msgspec.json.Decoder(
-    Annotated[list[ChatTool], Meta(max_length=schema.MAX_PARTS)] | None
-)
-_functions_decoder = msgspec.json.Decoder(
-    Annotated[list[Function], Meta(max_length=schema.MAX_PARTS)] | None
-)
+_tools_decoder = msgspec.json.Decoder(list[ChatTool] | None)
+_functions_decoder = msgspec.json.Decoder(list[Function] | None)
 
 
 def add_tools(generate: GenerateRequest, chat: ChatRequest) -> GenerateRequest:

@@ -31,8 +31,8 @@ class _Request(schema.ConversationRequest, kw_only=True):
     """Fields common to requests for an answer and for a token count."""
 
     max_tokens: schema.MaxTokens | None = None
-    messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=schema.MAX_PARTS)]
-    system: str | Annotated[list[Text], Meta(max_length=schema.MAX_PARTS)] | None = None
+    messages: Annotated[list[InputMessage], Meta(min_length=1)]
+    system: str | list[Text] | None = None
     stop_sequences: Annotated[list[schema.Stop], Meta(max_length=16)] | None = None
     temperature: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     output_config: _OutputConfig | None = None

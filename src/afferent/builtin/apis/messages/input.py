@@ -60,7 +60,7 @@ class _PlainText(Struct, tag="text"):
 class _Content(Struct, tag="content"):
     """Document as text and images of its own."""
 
-    content: str | Annotated[list[Text | _Image], Meta(max_length=schema.MAX_PARTS)]
+    content: str | list[Text | _Image]
 
 
 class _Citations(Struct):
@@ -83,7 +83,7 @@ class _ToolUse(Struct, tag="tool_use"):
     input: msgspec.Raw
 
 
-_Results = Annotated[list[Text | _Image | _Document], Meta(max_length=schema.MAX_PARTS)]
+_Results = list[Text | _Image | _Document]
 
 
 class _ToolResult(Struct, tag="tool_result"):
@@ -91,7 +91,7 @@ class _ToolResult(Struct, tag="tool_result"):
 
 
 _Block = Text | _Image | _Document | _ToolUse | _ToolResult
-_Blocks = Annotated[list[_Block], Meta(min_length=1, max_length=schema.MAX_PARTS)]
+_Blocks = Annotated[list[_Block], Meta(min_length=1)]
 
 
 class InputMessage(Struct):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
-from msgspec import Meta, Raw, Struct, UnsetType, structs
+from msgspec import Raw, Struct, UnsetType, structs
 
 from afferent.builtin.apis import schema
 from afferent.builtin.apis.tools import Function, ToolChoice, read_tool, with_tools
@@ -39,9 +39,7 @@ class AnthropicTool(Struct, kw_only=True):
 
 
 _OWN: Final = (None, "custom")
-_tools_decoder = msgspec.json.Decoder(
-    Annotated[list[dict[str, Any]], Meta(max_length=schema.MAX_PARTS)] | None
-)
+_tools_decoder = msgspec.json.Decoder(list[dict[str, Any]] | None)
 
 
 def add_tools(

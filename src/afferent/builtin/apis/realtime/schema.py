@@ -160,7 +160,7 @@ class ItemParams(Struct):
     type: Annotated[str, Meta(max_length=64)] = "message"
     id: ItemId | None = None
     role: Literal["system", "user", "assistant"] | None = None
-    content: Annotated[list[_Part], Meta(max_length=schema.MAX_PARTS)] | None = None
+    content: list[_Part] | None = None
 
 
 # Events

@@ -82,7 +82,7 @@ class AnthropicTurn(Struct, kw_only=True):
     """Message of the Messages API."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | Annotated[list[Block], Meta(max_length=schema.MAX_PARTS)]
+    content: str | list[Block]
 
 
 class _ToolChoice(Struct):
@@ -100,7 +100,7 @@ class _Thinking(Struct):
 class CountPrompt(PromptRequest, kw_only=True):
     """Conversation of the Messages API whose tokens are counted."""
 
-    messages: Annotated[list[AnthropicTurn], Meta(min_length=1, max_length=schema.MAX_PARTS)]
+    messages: Annotated[list[AnthropicTurn], Meta(min_length=1)]
     system: str | list[Block] | None = None
     tools: list[AnthropicTool] | None = None
     tool_choice: _ToolChoice | None = None

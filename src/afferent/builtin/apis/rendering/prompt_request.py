@@ -202,4 +202,4 @@ def _options(
     )
 
 
-Turns = Annotated[list[Turn], Meta(min_length=1, max_length=schema.MAX_PARTS)]
+Turns = Annotated[list[Turn], Meta(min_length=1)]

@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta, Struct
 
-from afferent.builtin.apis import schema
 from afferent.builtin.apis.rendering.prompt_request import (
     Conversation,
     PromptRequest,
@@ -58,7 +57,7 @@ class ResponsesPrompt(PromptRequest, kw_only=True):
         "prompt": (),
     }
 
-    input: str | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=schema.MAX_PARTS)]
+    input: str | Annotated[list[dict[str, Any]], Meta(min_length=1)]
     instructions: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = "auto"

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
-from msgspec import Meta, Struct, structs
+from msgspec import Struct, structs
 
 from afferent.builtin.apis import schema
 from afferent.builtin.apis.chat.input import read_content
@@ -40,7 +40,7 @@ class Turn(Struct, kw_only=True):
     """Message of a chat completion; unknown keys are ignored."""
 
     role: schema.Name
-    content: str | Annotated[list[Any], Meta(max_length=schema.MAX_PARTS)] | None = None
+    content: str | list[Any] | None = None
     name: Any = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: Any = msgspec.UNSET

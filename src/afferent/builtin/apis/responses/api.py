@@ -53,7 +53,7 @@ _format_decoder = msgspec.json.Decoder(forms.OutputFormat | None)
 class ResponsesRequest(OpenAIRequest, kw_only=True):
     """Request; a parameter that is not supported is only accepted if it changes nothing."""
 
-    input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=schema.MAX_PARTS)]
+    input: str | Annotated[list[InputItem], Meta(min_length=1)]
     instructions: str | None = None
     previous_response_id: Annotated[str, Meta(max_length=64)] | None = None
     store: bool | None = True

@@ -56,7 +56,7 @@ class _InputAudio(Struct, tag="input_audio"):
 _Part = _InputText | _OutputText | _Refusal | _InputImage | _InputFile | _InputAudio
 
 
-_Content = str | Annotated[list[_Part], Meta(max_length=schema.MAX_PARTS)]
+_Content = str | list[_Part]
 
 
 class InputItem(Struct):

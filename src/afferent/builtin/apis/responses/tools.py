@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
 from afferent.builtin.apis import schema
 from afferent.builtin.apis.tools import Function, read_tool
 from afferent.errors import UnsupportedParameter
 
-_tools_decoder = msgspec.json.Decoder(
-    Annotated[list[dict[str, Any]], Meta(max_length=schema.MAX_PARTS)] | None
-)
+_tools_decoder = msgspec.json.Decoder(list[dict[str, Any]] | None)
 
 
 def name_of(given: Any) -> str | None:

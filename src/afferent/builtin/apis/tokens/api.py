@@ -30,7 +30,7 @@ _TOKENIZE = OpenAIDialect(
 )
 _DETOKENIZE = replace(_TOKENIZE, name=parameters.DETOKENIZE, path="/detokenize")
 
-_Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=schema.MAX_PARTS)]
+_Messages = Annotated[list[ChatMessage], Meta(min_length=1)]
 
 
 class TokenizeRequest(schema.ConversationRequest, kw_only=True):
