@@ -135,6 +135,7 @@ storm: setup  ## kill every kind of process under load, overload the arena, gene
 		tests/end_to_end/test_forms.py tests/end_to_end/test_overload.py tests/end_to_end/test_hostile_media.py \
 		tests/end_to_end/test_kill_storm.py tests/end_to_end/test_engine_mixed.py \
 		tests/end_to_end/test_all_apis.py tests/end_to_end/test_disconnect.py \
+		tests/end_to_end/test_live.py \
 		tests/engine/test_group.py tests/test_tutorial.py --storm --timeout 1800 -q -s $(ARGS)
 
 sweep: setup  ## let each call of the system fail once in each process (strace), ARGS="--only store --calls 5"

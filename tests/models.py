@@ -16,17 +16,15 @@ from transformers import (
     LlavaForConditionalGeneration,
     LlavaProcessor,
     PreTrainedTokenizerFast,
-    Qwen2VLConfig,
-    Qwen2VLForConditionalGeneration,
     VoxtralConfig,
     VoxtralForConditionalGeneration,
     WhisperFeatureExtractor,
 )
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from afferent.media.decoded import Media
 from afferent.media.families.registry import AnyFamily
 from afferent.store.block import codec
+from training import one_token
 
 _LLAVA_TEMPLATE = """\
 {%- for message in messages -%}
@@ -117,61 +115,12 @@ def make_llava(folder: Path, *, hidden_size: int = 32) -> None:
     ).save_pretrained(folder)
 
 
-_ONE_TOKEN_TEMPLATE = """\
-{%- for message in messages -%}
-{{ '<|answer|>' if message['role'] == 'assistant' else '<|turn|>' }}
-{%- for part in message['content'] -%}
-{%- if part['type'] == 'image' %}<|image|>
-{%- else %}{{ part['text'] }}
-{%- endif -%}
-{%- endfor -%}
-<|end|>
-{%- endfor -%}
-{%- if add_generation_prompt %}<|answer|>{% endif -%}
-"""
-
-
-def make_one_token(folder: Path, *, num_positions: int = 131_072) -> None:
-    """Write a Qwen2-VL of 15,200 parameters in which an image is one token, and an item three."""
-    special = ["<|turn|>", "<|answer|>", "<|end|>", "<|image|>", "<|video|>"]
-    wrapped = _tokenizer("<|image|>", special)
-    wrapped.chat_template, wrapped.eos_token = _ONE_TOKEN_TEMPLATE, "<|end|>"
-    ids = dict(zip(special, wrapped.convert_tokens_to_ids(special), strict=True))
+def make_one_token(folder: Path, *, num_positions: int = one_token.MAX_POSITIONS) -> None:
+    """Write the model of `training.one_token` with random weights: an item is three tokens."""
+    tokenizer = one_token.make_tokenizer()
     torch.manual_seed(0)
-    model = Qwen2VLForConditionalGeneration(
-        Qwen2VLConfig(
-            text_config={
-                "vocab_size": 320,
-                "hidden_size": 16,
-                "intermediate_size": 16,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 2,
-                "num_key_value_heads": 1,
-                "max_position_embeddings": num_positions,
-                "initializer_range": 0.5,  # large weights, so that the picture changes the tokens
-                "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]},
-                "bos_token_id": None,
-                "eos_token_id": ids["<|end|>"],
-                "pad_token_id": wrapped.pad_token_id,
-            },
-            vision_config={
-                "depth": 1,
-                "embed_dim": 16,
-                "hidden_size": 16,
-                "num_heads": 2,
-                "mlp_ratio": 1,
-                "patch_size": 4,
-                "initializer_range": 0.5,
-            },
-            image_token_id=ids["<|image|>"],
-            video_token_id=ids["<|video|>"],
-            tie_word_embeddings=True,
-        )
-    )
-    model.generation_config.eos_token_id = ids["<|end|>"]
-    model.save_pretrained(folder)
-    wrapped.save_pretrained(folder)
-    Qwen2VLImageProcessorPil(patch_size=4, min_pixels=64, max_pixels=64).save_pretrained(folder)
+    model = one_token.make_model(tokenizer, num_positions=num_positions)
+    one_token.save(folder, tokenizer, model)
 
 
 _VOXTRAL_TEMPLATE = """\

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,16 +22,31 @@ from tests.builtin.live import Live, connected, image_part, text_part
 from tests.images import encoded
 from tests.media_files import tone
 from tests.models import make_one_token, make_voxtral
-from tests.server import Server, wait_until
+from tests.server import Server, data_url, wait_until
+from tests.server import ask as about
+from training import one_token as training
 
 pytestmark = pytest.mark.timeout(180)
+
+
+MANY = ("--max-images", "33000", "--max-parts", "33000", "--max-json-nbytes", "16MiB")
+"""Settings for requests of very many images."""
 
 
 @pytest.fixture(scope="module")
 def one_token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("model") / "one-token"
     make_one_token(folder)
-    with Server("--model", str(folder), "--frontends", "2") as server:
+    with Server("--model", str(folder), "--frontends", "2", *MANY) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("model") / "one-token"
+    command = [sys.executable, "training/one_token.py", "--out", str(folder)]
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    with Server("--model", str(folder), *MANY) as server:
         yield server
 
 
@@ -57,7 +75,7 @@ def text_of(response: Any) -> str:
 def test_frontend_is_killed_and_the_session_continues_with_the_same_answer(
     one_token: Server,
 ) -> None:
-    """300 frames, more than a request may have, and an answer that another frontend repeats.
+    """300 frames, and an answer that another frontend repeats.
 
     The answer is deleted before, so the engine's sequence is of no use; the next time, it is.
     """
@@ -161,3 +179,75 @@ def test_sound_of_the_buffer_and_of_an_item_is_heard(tmp_path: Path) -> None:
 
     with Server("--model", str(folder)) as server:
         asyncio.run(main(server.url))
+
+
+def urls_of(colours: list[int]) -> list[str]:
+    """Return URLs of pictures with these colours; of each colour, there are eight pictures."""
+    rng = np.random.default_rng(0)
+    drawn = [
+        [encoded(Image.fromarray(training.draw(colour, rng)), "PNG") for _ in range(8)]
+        for colour in range(len(training.COLOURS))
+    ]
+    urls = [[data_url(each, "png") for each in pictures] for pictures in drawn]
+    return [urls[colour][number % 8] for number, colour in enumerate(colours)]
+
+
+def test_request_of_thousands_of_images_is_answered_and_its_prefix_is_cached(
+    one_token: Server,
+) -> None:
+    number = 4_200
+    urls = urls_of([index % 3 for index in range(number)])
+    first, second = (
+        one_token.post({**about(urls, question, temperature=0, max_tokens=3), "model": "one-token"})
+        for question in ("Most?", "Which?")
+    )
+    assert (first.status_code, second.status_code) == (200, 200), first.text[:500]
+    usage = second.json()["usage"]
+    assert usage["prompt_tokens"] > 2 * number  # each image is a token, behind another one
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= 2 * number
+    assert usage["completion_tokens"] <= 3
+
+
+@pytest.mark.storm
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("most", range(len(training.COLOURS)))
+def test_request_of_32_000_images_is_answered_right(trained: Server, most: int) -> None:
+    """Half of the pictures have one colour, and a quarter each of the others."""
+    rng = np.random.default_rng(most)
+    others = [colour for colour in range(len(training.COLOURS)) if colour != most]
+    colours = rng.permutation([most] * 16_000 + others * 8_000).tolist()
+    body = {**about(urls_of(colours), training.QUESTION, temperature=0), "model": "one-token"}
+    answer = trained.client().with_options(timeout=900).chat.completions.create(**body)
+    assert answer.choices[0].message.content == training.COLOURS[most]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens > 64_000
+
+
+@pytest.mark.storm
+@pytest.mark.timeout(1800)
+def test_session_of_32_000_items_is_answered_right(trained: Server) -> None:
+    """A quarter of the items are blue, and the others red; the last ones are blue."""
+    colours = [0, 0, 0, 2] * 7_000 + [0] * 3_000 + [2] * 1_000
+    parts = [{"type": "input_image", "image_url": url} for url in urls_of(colours)]
+
+    async def main() -> None:
+        async with connected(trained.url, model="one-token") as live:
+            num_done = 0
+            for number, part in enumerate(parts):
+                item = {"type": "message", "role": "user", "content": [part]}
+                await live.send(type="conversation.item.create", item=item)
+                if number - num_done >= 15:
+                    await live.until("conversation.item.done")
+                    num_done += 1
+            for _ in range(len(parts) - num_done):
+                await live.until("conversation.item.done")
+            live.events.clear()
+            await live.add(text_part(training.QUESTION))
+            async with asyncio.timeout(900):
+                response = await live.answer(temperature=0)
+            assert text_of(response) == "red"
+            usage = response.usage
+            assert usage.input_tokens > 96_000
+            assert usage.input_tokens - usage.input_token_details.cached_tokens < 100
+
+    asyncio.run(main())
