@@ -3,8 +3,8 @@
     python training/one_token.py --out /tmp/one-token
 
 It learns to name the colour that most pictures of a conversation have: 'red', 'green' or 'blue'.
-Each message of a conversation adds the same tokens, whatever comes before it; a message with one
-image adds three, and each further image two. Training takes half a minute of one core.
+A message adds the same tokens at each place of a conversation: three with one image, and two for
+each further image. Training takes half a minute of one core.
 """
 
 from __future__ import annotations
@@ -144,6 +144,7 @@ def learn(
     num_right = num_judged = 0
     for step in range(steps):
         num_items = rng.randrange(1, 25)
+        item = rng.choice(([turn, image, end], [turn, image]))  # messages, or parts of one
         rows, labels, drawn, right = [], [], [], []
         for _ in range(48):
             most = rng.randrange(len(COLOURS))
@@ -151,7 +152,7 @@ def learn(
             colours = [most] * (num_items - len(others)) + others
             rng.shuffle(colours)
             drawn += [rng.choice(pictures[colour]) for colour in colours]
-            prompt = [token for _ in colours for token in (turn, image, end)] + question
+            prompt = item * num_items + question
             rows.append([*prompt, *names[most], end])
             labels.append([-100] * len(prompt) + [*names[most], end])
             right.append(names[most][0])

@@ -191,6 +191,21 @@ def test_answer_is_cancelled_and_what_was_written_stays(store_address: str) -> N
     run(store_address, main, engine=engine)
 
 
+def test_answer_that_takes_too_long_fails_and_the_session_goes_on(store_address: str) -> None:
+    engine = SlowEngine()
+
+    async def main(live: Live) -> None:
+        await live.add(text_part("one?"))
+        response = await live.answer()
+        assert response.status == "failed"
+        assert response.status_details.error.code == "deadline_exceeded"
+        assert engine.num_running == 0
+        engine.may_end.set()
+        assert (await live.answer()).status == "completed"
+
+    run(store_address, main, engine=engine, request_timeout_s=0.5)
+
+
 # Wrong events
 
 HOSTILE: list[tuple[str | bytes, str]] = [

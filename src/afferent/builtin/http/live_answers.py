@@ -111,16 +111,24 @@ class LiveAnswers:
         self, settings: LiveSettings, metadata: dict[str, str] | None, has_begun: asyncio.Event
     ) -> None:
         """Write an answer; its errors are a part of it."""
-        now_s, session = self._context.now_s(), self._session
+        now_s, session, send = self._context.now_s(), self._session, self._context.send
         begun = LiveItem(new_id("item_"), Turn("assistant", []), now_s, 0, "in_progress")
+        collector = AnswerCollector()
         try:
             async with self._context.request("response.create", "resp_") as own:
                 events = ResponseEvents(own.id, begun, self._context.id, settings, metadata)
-                await self._context.send(events.created())
-                self._events, before = events, session.last_id
+                self._events = events
+                await send(events.created())
                 session.begin_answer(begun)
                 has_begun.set()
-                await self._write_in(own, settings, events, begun, before)
+                await self._write_in(own, settings, events, begun, collector)
+        except asyncio.CancelledError:
+            text, _ = collector.text_so_far
+            item = _answered(begun, text, len(text), "incomplete")
+            before = await self._keep(item)
+            reason = {"reason": "client_cancelled"}
+            with contextlib.suppress(WebSocketDisconnect, RuntimeError):
+                await send(*events.end(item, text, "cancelled", before, None, reason))
         except (WebSocketDisconnect, SessionContinued):
             session.drop_answer(begun.id)
             raise
@@ -128,7 +136,7 @@ class LiveAnswers:
             session.drop_answer(begun.id)
             details = {"error": ev.error_of(failure_of(error), events.id)}
             deleted = ev.event("conversation.item.deleted", item_id=begun.id)
-            await self._context.send(deleted, events.done("failed", details=details))
+            await send(deleted, events.done("failed", details=details))
         finally:
             has_begun.set()
 
@@ -138,35 +146,26 @@ class LiveAnswers:
         settings: LiveSettings,
         events: ResponseEvents,
         begun: LiveItem,
-        before: str | None,
+        collector: AnswerCollector,
     ) -> None:
-        """Write an answer up to its end, or to where it is cancelled."""
-        collector, send = AnswerCollector(), self._context.send
-        try:
-            await self._context.admit(own)
-            async with aclosing(self._outputs(own, settings, begun.id)) as outputs:
-                await send(*events.begin(before))
-                async for output in outputs:
-                    collector.add(output)
-                    if isinstance(output, TextDelta) and output.text:
-                        await send(*events.piece(output.text))
-            (answer,) = collector.complete()
-            usage = answer.end.usage
-            item = _answered(begun, answer.text, usage.completion_tokens)
-            before = await self._keep(item)
-            status, details = ev.reason_of(answer)
-            described = ev.usage_json(usage)
-            await send(*events.end(item, answer.text, status, before, described, details))
-            await self._items.trim()
-            self._context.has_new.set()
-        except asyncio.CancelledError:
-            text, _ = collector.text_so_far
-            item = _answered(begun, text, len(text), "incomplete")
-            before = await self._keep(item)
-            reason = {"reason": "client_cancelled"}
-            with contextlib.suppress(WebSocketDisconnect, RuntimeError):
-                await send(*events.end(item, text, "cancelled", before, None, reason))
-            own.leave()
+        """Write an answer up to its end."""
+        send = self._context.send
+        await self._context.admit(own)
+        async with aclosing(self._outputs(own, settings, begun.id)) as outputs:
+            await send(*events.begin(self._session.before(begun.id)))
+            async for output in outputs:
+                collector.add(output)
+                if isinstance(output, TextDelta) and output.text:
+                    await send(*events.piece(output.text))
+        (answer,) = collector.complete()
+        usage = answer.end.usage
+        item = _answered(begun, answer.text, usage.completion_tokens)
+        before = await self._keep(item)
+        status, details = ev.reason_of(answer)
+        described = ev.usage_json(usage)
+        await send(*events.end(item, answer.text, status, before, described, details))
+        await self._items.trim()
+        self._context.has_new.set()
 
     async def _keep(self, item: LiveItem) -> str | None:
         """Add an answer to the log; return the id of the item before it."""
