@@ -118,7 +118,6 @@ def test_arguments_that_are_no_text(arguments: bytes) -> None:
     ("field", "value"),
     [
         ("tool_calls", [function("x" * 257, "{}")]),
-        ("tool_calls", [function("f", "{}")] * 4097),
         ("tool_calls", {"name": "f"}),
         ("tool_calls", ["f"]),
         ("function_call", {"name": 3}),
