@@ -93,6 +93,8 @@ class Live:
             while True:
                 event = await self.connection.recv()
                 self.events.append(event)
+                if event.type == "error" and kind == "response.done":
+                    raise AssertionError(event)
                 if event.type == kind:
                     return event
 

@@ -46,7 +46,7 @@ class LiveAnswers:
     """Writer of one connection's answers.
 
     Invariants:
-        - One answer at a time is written.
+        - One answer at a time is written, until its last events are about to be sent.
     """
 
     def __init__(self, context: LiveContext, items: LiveItems) -> None:
@@ -54,6 +54,7 @@ class LiveAnswers:
         self._session, self._pipeline = context.log.session, context.pipeline
         self._task: asyncio.Task[None] | None = None
         self._events: ResponseEvents | None = None
+        self._is_writing = False
 
     @property
     def _id(self) -> str:
@@ -66,12 +67,15 @@ class LiveAnswers:
         Raises:
             InvalidRequest: Another one is being written.
         """
-        if self._task is not None and not self._task.done():
+        if self._is_writing:
             raise InvalidRequest(
                 f"the response {self._id!r} is being written: cancel it, or wait for response.done",
                 param="response",
             )
+        if self._task is not None:
+            await asyncio.wait([self._task])  # the client has its end already
         settings, has_begun = api.answered_with(self._session.settings, given), asyncio.Event()
+        self._is_writing = True
         self._task = group.create_task(self._write(settings, given.metadata, has_begun))
         await has_begun.wait()
 
@@ -81,7 +85,7 @@ class LiveAnswers:
         Raises:
             InvalidRequest: There is none, or it has another id.
         """
-        if self._task is None or self._task.done() or response_id not in (None, self._id):
+        if not self._is_writing or response_id not in (None, self._id):
             raise InvalidRequest("there is no such response to cancel", param="response_id")
         await self.end()
 
@@ -123,6 +127,9 @@ class LiveAnswers:
                 has_begun.set()
                 await self._write_in(own, settings, events, begun, collector)
         except asyncio.CancelledError:
+            if not self._is_writing:
+                return
+            self._is_writing = False
             text, _ = collector.text_so_far
             item = _answered(begun, text, len(text), "incomplete")
             before = await self._keep(item)
@@ -136,8 +143,10 @@ class LiveAnswers:
             session.drop_answer(begun.id)
             details = {"error": ev.error_of(failure_of(error), events.id)}
             deleted = ev.event("conversation.item.deleted", item_id=begun.id)
+            self._is_writing = False
             await send(deleted, events.done("failed", details=details))
         finally:
+            self._is_writing = False
             has_begun.set()
 
     async def _write_in(
@@ -163,6 +172,7 @@ class LiveAnswers:
         before = await self._keep(item)
         status, details = ev.reason_of(answer)
         described = ev.usage_json(usage)
+        self._is_writing = False
         await send(*events.end(item, answer.text, status, before, described, details))
         await self._items.trim()
         self._context.has_new.set()
