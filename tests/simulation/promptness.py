@@ -55,7 +55,7 @@ class Promptness:
         self._troubles: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self._ends: dict[str, float] = {}
         self._unused: dict[Process, float] = {}
-        self._lost: dict[Process, float] = {}
+        self._lost: dict[DaemonStore, float] = {}
 
     # Faults
 
@@ -138,19 +138,21 @@ class Promptness:
         if (since_s := self._unused.pop(process, None)) is not None:
             self.check(process, since_s, "could have connected again")
 
-    def loses(self, process: Process) -> None:
-        """The process has given up its connection."""
-        self._lost.setdefault(process, self.machine.now_s)
+    def loses(self, store: DaemonStore) -> None:
+        """The store's client has given up its connection. Another one of the process, made after
+        this one was closed, has not lost anything.
+        """
+        self._lost.setdefault(store, self.machine.now_s)
 
-    def begins_again(self, process: Process) -> None:
-        """The process begins to connect again."""
-        if (since_s := self._lost.pop(process, None)) is not None:
-            self.check(process, since_s, "gave its connection up")
+    def begins_again(self, store: DaemonStore) -> None:
+        """The client begins to connect again."""
+        if (since_s := self._lost.pop(store, None)) is not None:
+            self.check(_process(), since_s, "gave its connection up")
 
-    def check_lost(self, process: Process) -> None:
-        """The process finds that it has no connection: it must have begun to connect again."""
-        if (since_s := self._lost.get(process)) is not None:
-            self.check(process, since_s, "gave its connection up, and looks for no other, since")
+    def check_lost(self, store: DaemonStore) -> None:
+        """The client finds that it has no connection: it must have begun to connect again."""
+        if (since_s := self._lost.get(store)) is not None:
+            self.check(_process(), since_s, "gave its connection up, and looks for no other, since")
 
 
 def _process() -> Process:
@@ -213,17 +215,18 @@ def _follow_blocking(replace: Replace) -> None:
             return exchange(self, request, timeout_s)
         except AfferentError:
             if self._connection is None:
-                seen.check_lost(_process())
+                seen.check_lost(self)
             raise
         finally:
             seen.ends(client, request.seq)
 
     def followed_lose(self: Any) -> None:
-        Promptness.current.loses(_process())
+        if self._connection is not None:  # else its other thread may have begun again already
+            Promptness.current.loses(self)
         lose(self)
 
     def followed_reconnect(self: Any) -> None:
-        Promptness.current.begins_again(_process())
+        Promptness.current.begins_again(self)
         reconnect(self)
 
     replace(DaemonStore, "_exchange", followed_exchange)

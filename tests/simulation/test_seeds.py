@@ -47,6 +47,8 @@ def test_no_seed_breaks_a_promise(first: int) -> None:
         77891,
         90037,
         95564,
+        5086691,
+        5096226,
     ],
 )
 def test_seeds_that_once_failed(seed: int) -> None:
