@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
+import jsonschema
+import kubernetes_validate
 import pytest
 import yaml
 from packaging.requirements import Requirement
@@ -143,6 +145,102 @@ def test_pod_gives_settings_of_ours_and_shares_what_both_sides_need() -> None:
     grace_s = config.ServeConfig().drain_timeout_s
     assert pod["terminationGracePeriodSeconds"] > grace_s
     assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
+
+
+SERVICE_MONITOR = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "properties": {
+        "apiVersion": {"const": "monitoring.coreos.com/v1"},
+        "kind": {"const": "ServiceMonitor"},
+        "metadata": {"type": "object"},
+        "spec": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["selector", "endpoints"],
+            "properties": {
+                "selector": {"type": "object"},
+                "endpoints": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "additionalProperties": False,
+                        "required": ["port"],
+                        "properties": {
+                            "port": {"type": "string"},
+                            "path": {"type": "string"},
+                            "interval": {"type": "string", "pattern": "^[0-9]+(ms|s|m)$"},
+                        },
+                    },
+                },
+            },
+        },
+    },
+}
+"""The fields that the manifest uses, of a resource that Kubernetes itself does not know."""
+
+
+def manifests(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(read(name)))
+
+
+@pytest.mark.parametrize("name", ["kubernetes.yaml", "kubernetes-fleet.yaml"])
+@pytest.mark.parametrize("version", ["1.29", "1.31", "1.34"])
+def test_manifests_follow_the_schemas_of_kubernetes(name: str, version: str) -> None:
+    for manifest in manifests(name):
+        if manifest["kind"] == "ServiceMonitor":
+            jsonschema.validate(manifest, SERVICE_MONITOR)
+        else:
+            kubernetes_validate.validate(manifest, version, strict=True)
+            wrong = {**manifest, "spec": {**manifest["spec"], "replica": 2}}
+            with pytest.raises(kubernetes_validate.ValidationError, match="replica"):
+                kubernetes_validate.validate(wrong, version, strict=True)
+
+
+def test_gateways_of_kubernetes_find_replicas_and_have_settings_of_ours() -> None:
+    of_one, fleet = manifests("kubernetes.yaml"), manifests("kubernetes-fleet.yaml")
+    named = {(each["kind"], each["metadata"]["name"]): each["spec"] for each in (*of_one, *fleet)}
+    pods = {
+        name: spec["template"]
+        for (kind, name), spec in named.items()
+        if kind == "Deployment" and spec["selector"]["matchLabels"]
+    }
+    labels = {name: pod["metadata"]["labels"] for name, pod in pods.items()}
+    for (kind, name), spec in named.items():
+        match kind:
+            case "Service":
+                assert spec["selector"] in labels.values(), name
+            case "Deployment" | "PodDisruptionBudget":
+                assert spec["selector"]["matchLabels"] in labels.values(), name
+    replicas = named["Service", "afferent-replicas"]
+    assert (replicas["clusterIP"], replicas["selector"]) == ("None", labels["afferent"])
+    (gateway,) = pods["afferent-gateway"]["spec"]["containers"]
+    known = config.declared(config.ServeConfig, *cli.engine_settings("openai"))
+    flags = [word for word in gateway["args"] if word.startswith("--")]
+    assert set(flags) <= {one.flag for one in known.values()}
+    assert "dns+http://afferent-replicas:8000" in gateway["args"]
+    variables = {one.variable for one in known.values()}
+    assert {each["name"] for each in gateway["env"]} <= variables
+    assert set(re.findall(r"AFFERENT_[A-Z_]*[A-Z]", read("kubernetes-fleet.yaml"))) <= variables | {
+        "AFFERENT"  # of --prefix
+    }
+    grace_s = config.ServeConfig().drain_timeout_s
+    assert pods["afferent-gateway"]["spec"]["terminationGracePeriodSeconds"] > grace_s
+    (monitor,) = [each for each in fleet if each["kind"] == "ServiceMonitor"]
+    monitored = [
+        each
+        for each in fleet
+        if each["metadata"].get("labels") == monitor["spec"]["selector"]["matchLabels"]
+    ]
+    assert [each["metadata"]["name"] for each in monitored] == [
+        "afferent-replicas",
+        "afferent-gateway",
+    ]
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert {port["name"] for each in monitored for port in each["spec"]["ports"]} == {
+        endpoint["port"]
+    }
 
 
 def test_two_nodes_share_a_tier_and_a_secret() -> None:
