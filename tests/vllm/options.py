@@ -130,6 +130,5 @@ OPTIONS = (
         "--mm-processor-kwargs", ["--mm-processor-kwargs", '{"max_pixels": 12544}'], chats, "bytes"
     ),
     Option("--allowed-media-domains", ["--allowed-media-domains", "example.com"], chats),
-    Option("--enable-sleep-mode", ["--enable-sleep-mode"], chats),
 )
 """Options with which the answers are those of a stock vLLM."""
