@@ -42,7 +42,7 @@ def main() -> None:
         new, old = (_wheel(each, Path(folder)) for each in (args.version, args.against))
         print(f"vLLM {args.version}, compared with {args.against}:")
         print("\n".join(probe.report(Sources(new), Sources(old))))
-        sys.exit(bool(probe.missing_in(Sources(new), HOOKS)))
+        sys.exit(bool(probe.missing(HOOKS, Sources(new).find)))
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ def test_python_agrees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Hook("vllm.parts.nowhere", "far"),
     ]
     try:
-        assert probe.missing(hooks) == probe.missing_in(sources, hooks) != []
+        assert probe.missing(hooks) == probe.missing(hooks, sources.find) != []
     finally:
         for name in [each for each in sys.modules if each.split(".")[0] == "vllm"]:
             del sys.modules[name]

@@ -134,13 +134,13 @@ def hooks() -> None:
     assert probe.missing() == []
     assert probe.has_stable_names()
     sources = Sources(Path(vllm.__path__[0]).parent)
-    assert probe.missing_in(sources, (*HOOKS, *OF_NAMES)) == []
+    assert probe.missing((*HOOKS, *OF_NAMES), sources.find) == []
     lacking = [
         Hook("vllm.multimodal.parse", "ModalityDataItems.get_count", ("colour",)),
         Hook("vllm.nothing", "at_all"),
     ]
     expected = ["vllm.multimodal.parse.ModalityDataItems.get_count(colour)", "vllm.nothing.at_all"]
-    assert probe.missing(lacking) == probe.missing_in(sources, lacking) == expected
+    assert probe.missing(lacking) == probe.missing(lacking, sources.find) == expected
     with mock.patch.object(vllm, "__version__", "0.1.0"):
         said = refused(probe.check, RuntimeError)
         assert f"supports vLLM {', '.join(SUPPORTED)}, and this is 0.1.0" in said

@@ -38,7 +38,7 @@ from afferent.media.headers.probe import (
     probe_frames,
 )
 from afferent.store.client.async_store import AsyncDaemonStore
-from afferent.store.protocol.items import MAX_ITEMS, Find
+from afferent.store.protocol.items import Find, in_messages
 from afferent.telemetry.registry import counter
 from afferent.telemetry.trace import Trace
 from afferent.types import FILE_KINDS, ContentKey, Modality
@@ -271,8 +271,7 @@ class ItemReader:
     async def _find(self, request_id: str, wanted: Sequence[ContentKey]) -> set[ContentKey]:
         """Return the existing keys; nothing stays pinned, as a wait may follow."""
         found: set[ContentKey] = set()
-        for start in range(0, len(wanted), MAX_ITEMS):
-            some = wanted[start : start + MAX_ITEMS]
+        for some in in_messages(wanted):
             outcomes = await self._store.acquire(request_id, [Find(key) for key in some])
             handles = [handle_if_there(outcome) for outcome in outcomes]
             found |= {key for key, handle in zip(some, handles, strict=True) if handle is not None}

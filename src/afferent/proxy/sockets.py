@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 from starlette.types import Receive, Scope, Send
-from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+from starlette.websockets import WebSocket
 
 from afferent.engines.upstream import Upstream, UpstreamRequest, UpstreamSocket
 from afferent.errors import EngineUnavailable
 from afferent.proxy.auth import Access, headers_to_pass_on
+from afferent.proxy.dialects import NONE
 from afferent.proxy.exchange import OTHER, target_of
 from afferent.proxy.request_scope import RequestScope, RequestScopes
-from afferent.proxy.responses import refusal
+from afferent.proxy.socket_end import ending
 
 _NOT_ON_THE_WIRE = frozenset({1005, 1006, 1015})
 _GOING_AWAY, _TRY_AGAIN = 1001, 1013
@@ -35,17 +35,8 @@ class SocketPassage:
         with self._scopes.open(
             *(f"WebSocket {scope['path']}", scope["headers"]), id_prefix="socket-", api=OTHER
         ) as own:
-            try:
+            async with ending(client, own, NONE, lambda _failure: client.close(_TRY_AGAIN)):
                 await self._pass_on(client, own)
-            except WebSocketDisconnect:
-                own.leave()
-            except Exception as error:
-                failure = own.fail(error)
-                with contextlib.suppress(WebSocketDisconnect, RuntimeError):  # it may be gone
-                    if client.application_state is WebSocketState.CONNECTING:
-                        await client.send_denial_response(refusal(failure, own.id))
-                    else:
-                        await client.close(_TRY_AGAIN)
 
     async def _pass_on(self, client: WebSocket, own: RequestScope) -> None:
         await own.admit(client.headers, client.scope)

@@ -10,12 +10,11 @@ All state of a session is in its `LiveLog`, so that another frontend can continu
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from afferent.admission.gate import Gate
 from afferent.builtin.apis.realtime import events as ev
@@ -35,18 +34,15 @@ from afferent.proxy.app_settings import AppSettings
 from afferent.proxy.auth import Access
 from afferent.proxy.failures import failure_of
 from afferent.proxy.request_scope import RequestScope, RequestScopes
-from afferent.proxy.responses import refusal
+from afferent.proxy.socket_end import ending
 from afferent.telemetry.registry import counter
 
 _MOST_WAITING: Final = 256
 """Events of a connection that wait for the ones before them; beyond, reading pauses."""
 _OPEN_PROTOCOL: Final = "realtime"
-_GONE: Final = 1001
-
-
 _KEY_PROTOCOL: Final = "openai-insecure-api-key."
 """Start of a subprotocol with a key: browsers can't set the headers of a WebSocket."""
-_TAKEN_OVER, _FAILED = 4409, 1011
+_GONE, _TAKEN_OVER, _FAILED = 1001, 4409, 1011
 
 SESSIONS = counter(
     "afferent_live_sessions_total",
@@ -246,20 +242,17 @@ class LiveEndpoint:
         with self._scopes.open(
             what, headers, id_prefix=REALTIME.id_prefix, api=REALTIME.name
         ) as own:
-            try:
-                async with await self._open(socket, own) as connection:
-                    await connection.run()
-            except WebSocketDisconnect:
-                own.leave()
-            except Exception as error:
-                failure = own.fail(error)
-                with contextlib.suppress(WebSocketDisconnect, RuntimeError):  # it may be gone
-                    if socket.application_state is WebSocketState.CONNECTING:
-                        await socket.send_denial_response(refusal(failure, own.id, REALTIME))
-                    else:
-                        await socket.send_text(ev.error_event(failure, None, request_id=own.id))
-                        is_taken = isinstance(failure, SessionContinued)
-                        await socket.close(_TAKEN_OVER if is_taken else _FAILED)
+
+            async def close(failure: AfferentError) -> None:
+                await socket.send_text(ev.error_event(failure, None, request_id=own.id))
+                is_taken = isinstance(failure, SessionContinued)
+                await socket.close(_TAKEN_OVER if is_taken else _FAILED)
+
+            async with (
+                ending(socket, own, REALTIME, close),
+                await self._open(socket, own) as connection,
+            ):
+                await connection.run()
 
     async def _open(self, socket: WebSocket, own: RequestScope) -> LiveConnection:
         """Return the session of a new connection, which is not accepted yet.

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import AsyncGenerator
+from typing import TypeVar
 
 from afferent.engines.protocol import (
     Accepted,
@@ -33,6 +34,7 @@ _MAX_RECONNECT_S = 5.0
 _STATS_TIMEOUT_S = 0.5
 _FIND_TIMEOUT_S = 2.0
 _Event = EngineEvent | AfferentError
+T = TypeVar("T")
 
 
 class RemoteEngine:
@@ -53,7 +55,7 @@ class RemoteEngine:
         self._refusal = ""  # why an engine of another version does not serve this frontend
         self._queues: dict[str, asyncio.Queue[_Event]] = {}
         self._asked: list[asyncio.Future[EngineStats | None]] = []
-        self._sought: dict[str, asyncio.Future[KeptSession | None]] = {}
+        self._sought: dict[str, list[asyncio.Future[KeptSession | None]]] = {}
         self.info: EngineInfo | None = None
 
     async def run(self) -> None:
@@ -111,37 +113,28 @@ class RemoteEngine:
 
     async def find_session(self, session_id: str) -> KeptSession | None:
         """See `SessionEngine.find_session`; ``None`` if the engine does not answer in time."""
-        if self._channel is None or not self._channel.is_open:
-            return None
-        future: asyncio.Future[KeptSession | None] = asyncio.get_running_loop().create_future()
-        self._sought[session_id] = future
-        self._channel.send(encode(m.FindSession(session_id)))
-        with contextlib.suppress(TimeoutError):
-            return await asyncio.wait_for(future, _FIND_TIMEOUT_S)
-        return None
+        waiting = self._sought.setdefault(session_id, [])
+        return await self._ask(m.FindSession(session_id), waiting, _FIND_TIMEOUT_S)
 
     async def stats(self) -> EngineStats | None:
         """See `Engine.stats`."""
+        return await self._ask(m.AskStats(), self._asked, _STATS_TIMEOUT_S)
+
+    async def _ask(
+        self,
+        question: m.FindSession | m.AskStats,
+        waiting: list[asyncio.Future[T | None]],
+        timeout_s: float,
+    ) -> T | None:
+        """Return the answer to a question; ``None`` without a connection, or if it is late."""
         if self._channel is None or not self._channel.is_open:
             return None
-        future: asyncio.Future[EngineStats | None] = asyncio.get_running_loop().create_future()
-        self._asked.append(future)
-        self._channel.send(encode(m.AskStats()))
+        future: asyncio.Future[T | None] = asyncio.get_running_loop().create_future()
+        waiting.append(future)
+        self._channel.send(encode(question))
         with contextlib.suppress(TimeoutError):
-            return await asyncio.wait_for(future, _STATS_TIMEOUT_S)
+            return await asyncio.wait_for(future, timeout_s)
         return None
-
-    def _answer(self, stats: EngineStats | None) -> None:
-        """Resolve all pending calls of `stats`."""
-        for future in self._asked:
-            if not future.done():
-                future.set_result(stats)
-        self._asked.clear()
-
-    def _on_found(self, session_id: str, session: KeptSession | None) -> None:
-        future = self._sought.pop(session_id, None)
-        if future is not None and not future.done():
-            future.set_result(session)
 
     def _on_frame(self, frame: bytes) -> None:
         message = m.from_engine(frame)
@@ -152,9 +145,9 @@ class RemoteEngine:
             case m.Refused():
                 self._on_refused(m.refused_by(message))
             case m.Stats(stats=stats):
-                self._answer(stats)
+                _answer(self._asked, stats)
             case m.SessionFound(session_id=session_id, session=session):
-                self._on_found(session_id, session)
+                _answer(self._sought.pop(session_id, []), session)
             case _:
                 self._on_event(message)
 
@@ -182,9 +175,18 @@ class RemoteEngine:
 
     def _on_close(self) -> None:
         self.info = None
-        self._answer(None)
-        for session_id in list(self._sought):
-            self._on_found(session_id, None)
+        _answer(self._asked, None)
+        for waiting in self._sought.values():
+            _answer(waiting, None)
+        self._sought.clear()
         for queue in self._queues.values():
             queue.put_nowait(EngineUnavailable("the engine went away; try again"))
         self._closed.set()
+
+
+def _answer(waiting: list[asyncio.Future[T | None]], answer: T | None) -> None:
+    """Resolve all callers that wait for an answer."""
+    for future in waiting:
+        if not future.done():
+            future.set_result(answer)
+    waiting.clear()

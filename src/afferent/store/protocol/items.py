@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from typing import Annotated, TypeVar
 
 from msgspec import Meta, Struct
 
 from afferent.types import Handle, KeyBytes, Modality, Nbytes, ObjectKind
 
 MAX_ITEMS = 4096
+"""Largest number of items in a message."""
+T = TypeVar("T")
 
 Payload = Annotated[bytes, Meta(max_length=4096)]
 Sources = Annotated[list[Handle], Meta(max_length=64)]
@@ -16,6 +19,12 @@ Sources = Annotated[list[Handle], Meta(max_length=64)]
 
 MAX_NAME_NBYTES = 64
 ItemName = Annotated[bytes, Meta(max_length=MAX_NAME_NBYTES)]
+
+
+def in_messages(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Divide items, keys or handles among messages: one may not take all of them."""
+    for start in range(0, len(items), MAX_ITEMS):
+        yield items[start : start + MAX_ITEMS]
 
 
 class ItemLabel(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

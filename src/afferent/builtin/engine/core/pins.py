@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from afferent import keys
@@ -24,7 +24,7 @@ from afferent.errors import (
 )
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
-from afferent.store.protocol.items import MAX_ITEMS, Find
+from afferent.store.protocol.items import Find, in_messages
 from afferent.store.protocol.results import Hit
 from afferent.types import ContentKey, Failure, Handle, Item
 
@@ -97,7 +97,7 @@ class Pins:
             StoreUnavailable: There is no store now.
         """
         try:
-            for handles in _messages([item.handle for item in request.items]):
+            for handles in in_messages([item.handle for item in request.items]):
                 await self._store.get(request.request_id, handles)
             return [self._grids(item.handle) for item in request.items]
         except BaseException:  # an answer after the timeout has pinned them, too
@@ -110,7 +110,7 @@ class Pins:
 
     def let_go_of(self, name: str, handles: Sequence[Handle]) -> None:
         """Unpin each handle once."""
-        for some in _messages(handles):
+        for some in in_messages(handles):
             self._store.unpin(name, some)
 
     async def hold_step(
@@ -196,12 +196,6 @@ class Pins:
                 else:
                     stale[item.key] = _failure(error)
         return stale
-
-
-def _messages(handles: Sequence[Handle]) -> Iterator[Sequence[Handle]]:
-    """Divide handles among messages to the store: a prompt may have more items than one takes."""
-    for start in range(0, len(handles), MAX_ITEMS):
-        yield handles[start : start + MAX_ITEMS]
 
 
 def _encode_item(wanted: Wanted, found: Handle | None) -> m.EncodeItem:

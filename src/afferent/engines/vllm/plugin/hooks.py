@@ -1,7 +1,7 @@
 """Parts of vLLM that the plugin uses: the one table of them, for each supported version.
 
-The versions that the plugin supports have the same parts, so there is one table. Two parts are
-optional: `OF_NAMES` and `OF_OFFLINE`. This module imports nothing of vLLM.
+The versions that the plugin supports have the same parts, so there is one table. `OF_NAMES` are
+optional. This module imports nothing of vLLM.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import inspect
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -29,9 +29,35 @@ ANY_VERSION: Final = "AFFERENT_ANY_VLLM"
 """Environment variable: 1 tries a version of vLLM that Afferent was not tested with."""
 
 
-def missing(hooks: Sequence[Hook] = HOOKS) -> list[str]:
-    """Return the parts that the vLLM of this environment lacks, in words."""
-    return [said for hook in hooks if (said := _missing(hook))]
+def installed(hook: Hook) -> Part | None:
+    """Return a part of the vLLM of this environment; ``None`` if it is missing."""
+    try:
+        found = importlib.import_module(hook.module)
+        for part in hook.name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        return None
+    # Not of a part without arguments, which may be a value.
+    arguments = inspect.signature(found).parameters if hook.arguments else ()  # type: ignore[arg-type]
+    return Part(hook.module, tuple(arguments), "", takes_any=False)
+
+
+def missing(
+    hooks: Sequence[Hook] = HOOKS, find: Callable[[Hook], Part | None] = installed
+) -> list[str]:
+    """Return the parts that a vLLM lacks, in words.
+
+    Args:
+        find: Returns a part of this vLLM: `installed`, or `Sources.find`.
+    """
+    lacks = []
+    for hook in hooks:
+        part = find(hook)
+        if part is None:
+            lacks.append(str(hook))
+        elif unknown := _unknown(hook, part):
+            lacks.append(f"{hook}({', '.join(unknown)})")
+    return lacks
 
 
 def has_stable_names() -> bool:
@@ -64,33 +90,7 @@ def is_supported(version: str) -> bool:
     return ".".join(version.split(".")[:2]) in SUPPORTED
 
 
-def _missing(hook: Hook) -> str:
-    try:
-        found = importlib.import_module(hook.module)
-        for part in hook.name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError):
-        return str(hook)
-    if hook.arguments:
-        parameters = inspect.signature(found).parameters  # type: ignore[arg-type]
-        if lacks := [name for name in hook.arguments if name not in parameters]:
-            return f"{hook}({', '.join(lacks)})"
-    return ""
-
-
 # Of a vLLM that is not imported
-
-
-def missing_in(sources: Sources, hooks: Sequence[Hook]) -> list[str]:
-    """Return the parts that a vLLM lacks by its source code, in words."""
-    lacks = []
-    for hook in hooks:
-        part = sources.find(hook)
-        if part is None:
-            lacks.append(str(hook))
-        elif unknown := _unknown(hook, part):
-            lacks.append(f"{hook}({', '.join(unknown)})")
-    return lacks
 
 
 def report(new: Sources, old: Sources | None = None) -> Iterator[str]:
@@ -116,9 +116,9 @@ _GOOD = frozenset({"there", "as before"})
 
 
 def _verdict(new: Sources, *, is_same: bool) -> str:
-    if missing_in(new, HOOKS):
+    if missing(HOOKS, new.find):
         return "Afferent can't work with this vLLM"
-    if missing_in(new, OF_NAMES):
+    if missing(OF_NAMES, new.find):
         return "the names of items would contain their block, as this vLLM lacks what others need"
     if is_same:
         return "this vLLM has all parts that Afferent needs"
@@ -163,7 +163,7 @@ def main() -> None:
     except (ConfigError, OSError) as error:
         sys.exit(f"error: {error}")
     print("\n".join(report(new, old)))
-    sys.exit(bool(missing_in(new, HOOKS)))
+    sys.exit(bool(missing(HOOKS, new.find)))
 
 
 if __name__ == "__main__":

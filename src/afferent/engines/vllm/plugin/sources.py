@@ -51,6 +51,7 @@ class Sources:
             self._wheel = zipfile.ZipFile(place) if place.is_file() else None
         except zipfile.BadZipFile as error:
             raise ConfigError(f"{place} is no wheel: {error}") from error
+        self._names = frozenset(() if self._wheel is None else self._wheel.namelist())
         if not self._has("vllm/__init__.py"):
             raise ConfigError(
                 f"{place} has no package vllm: give a wheel, or a site-packages folder"
@@ -70,7 +71,7 @@ class Sources:
     def _has(self, path: str) -> bool:
         if self._wheel is None:
             return (self._place / path).is_file()
-        return path in self._wheel.namelist()
+        return path in self._names
 
     def _read_module(self, name: str) -> tuple[ast.Module, bool] | None:
         """Return a module, and whether it is a package."""

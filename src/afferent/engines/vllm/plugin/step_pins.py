@@ -22,7 +22,7 @@ from afferent.engines import quarantine
 from afferent.engines.vllm.plugin.step import FeaturesLost, Located, Step
 from afferent.errors import AfferentError
 from afferent.store.client.daemon_store import DaemonStore
-from afferent.store.protocol.items import MAX_ITEMS, Find
+from afferent.store.protocol.items import Find, in_messages
 from afferent.store.protocol.results import existing
 
 log = logging.getLogger("vllm.afferent")
@@ -220,8 +220,8 @@ class StepPins:
             with self._lock:
                 wanted, self._wanted = self._wanted, []
                 encoded, self._encoded = self._encoded, []
-            for start in range(0, len(encoded), MAX_ITEMS):
-                store.report_encoded(encoded[start : start + MAX_ITEMS])
+            for some in in_messages(encoded):
+                store.report_encoded(some)
             if wanted:
                 try:
                     self._ask(store, wanted)
