@@ -20,6 +20,7 @@ from typing import Any, cast
 from unittest import mock
 
 import mistral_common
+import msgspec
 import numpy as np
 import torch
 import vllm
@@ -29,6 +30,7 @@ from vllm.distributed.ec_transfer.ec_connector.example_connector import ECExampl
 from vllm.distributed.ec_transfer.ec_connector.mooncake_store_embedding.data import (
     make_embedding_key,
 )
+from vllm.distributed.kv_events import EventBatch
 from vllm.distributed.kv_transfer.kv_connector.v1 import example_connector
 from vllm.multimodal.hasher import MultiModalHasher
 from vllm.multimodal.inputs import (
@@ -57,6 +59,7 @@ from afferent.engines.vllm.plugin.sources import Sources
 from afferent.engines.vllm.plugin.step import Located, Step
 from afferent.engines.vllm.plugin.step_pins import PinnedStep
 from afferent.errors import FormatError
+from afferent.operations.item_events import event_messages
 from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.store.block import codec
 from afferent.store.client.daemon_store import DaemonStore
@@ -146,6 +149,17 @@ def hooks() -> None:
         assert f"supports vLLM {', '.join(SUPPORTED)}, and this is 0.1.0" in said
         with mock.patch.dict(os.environ, {probe.ANY_VERSION: "1"}):
             probe.check()
+
+
+def events() -> None:
+    """vLLM's own struct decodes batches of item events."""
+    stored = event_messages.ItemStored("ab" * 32, ObjectKind.FEATURES, 9, Modality.IMAGE, "cd" * 32)
+    removed = event_messages.ItemRemoved("ab" * 32, ObjectKind.EMBEDDINGS)
+    batch = event_messages.pack_batch([stored, removed], now_s=1.5)
+    found = msgspec.msgpack.decode(batch, type=EventBatch)
+    assert (found.ts, found.data_parallel_rank) == (1.5, None)
+    assert [each["type"] for each in found.events] == ["ItemStored", "ItemRemoved"]
+    assert found.events == msgspec.to_builtins([stored, removed])
 
 
 def names() -> None:
@@ -370,5 +384,5 @@ def _wait_until(condition: Callable[[], bool]) -> None:
 _BATCHED = MultiModalBatchedField()
 
 if __name__ == "__main__":
-    whats = (fields, many, refusals, hooks, names, connector, labels, mistral, killed)
+    whats = (fields, many, refusals, hooks, events, names, connector, labels, mistral, killed)
     {what.__name__: what for what in whats}[sys.argv[1]]()

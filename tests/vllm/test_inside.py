@@ -14,7 +14,18 @@ pytestmark = pytest.mark.vllm
 
 @pytest.mark.parametrize(
     "what",
-    ["fields", "many", "refusals", "hooks", "names", "connector", "labels", "mistral", "killed"],
+    [
+        "fields",
+        "many",
+        "refusals",
+        "hooks",
+        "events",
+        "names",
+        "connector",
+        "labels",
+        "mistral",
+        "killed",
+    ],
 )
 def test_in_vllms_environment(what: str) -> None:
     run_inside("tests.vllm.inside", what)
