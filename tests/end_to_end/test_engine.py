@@ -70,7 +70,10 @@ def is_ready(server: Server) -> bool:
 
 
 def is_gone(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def wait_for_others(server: Server, old: list[psutil.Process]) -> None:

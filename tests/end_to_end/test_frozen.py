@@ -113,12 +113,15 @@ def is_well(server: Server) -> bool:
 
 
 def wait_until_seen(server: Server, kinds: Sequence[str]) -> list[str]:
-    """Wait until all of these are reported as frozen, and return the reported names."""
+    """Wait until all of these were reported as frozen, and return all reported names.
+
+    One may be replaced already when the next one is noticed.
+    """
     deadline = time.monotonic() + SEEN_WITHIN_S
     said: list[str] = []
     while not all(any(name.startswith(kind) for name in said) for kind in kinds):
         assert time.monotonic() < deadline, f"not seen: {said}"
-        said = readiness(server)["frozen"]
+        said += [name for name in readiness(server)["frozen"] if name not in said]
     return said
 
 
