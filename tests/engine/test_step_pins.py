@@ -183,7 +183,7 @@ def test_secure_without_daemon_defers_then_loses_request(
     server: StoreServer, store: DaemonStore, pins: StepPins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(store)
-    assert secure(pins, "r", KEYS)
+    assert secure(pins, "r", KEYS[:1])
     pins.use(KEYS[0])
     pinned = pins.end_step()  # so that no new daemon begins
     before = server.pid
