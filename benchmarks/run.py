@@ -38,7 +38,7 @@ from benchmarks import (
     tier,
     window,
 )
-from benchmarks.peers import render, router, vllm
+from benchmarks.peers import render, router, vllm, vllm_gpu
 from benchmarks.record import Report, Row, figure, machine, spread, versions
 
 BENCHMARKS: dict[str, ModuleType] = {
@@ -66,6 +66,7 @@ BENCHMARKS: dict[str, ModuleType] = {
     "store": store,
     "tier": tier,
     "vllm": vllm,
+    "vllm_gpu": vllm_gpu,
     "window": window,
 }
 

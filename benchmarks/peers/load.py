@@ -32,8 +32,8 @@ class Load:
 class Pages:
     """Bodies of requests, each with a new page, for an answer of one token."""
 
-    def __init__(self) -> None:
-        self._files, self._next = PageFiles(1275, 1650), itertools.count()
+    def __init__(self, width: int = 1275, height: int = 1650) -> None:
+        self._files, self._next = PageFiles(width, height), itertools.count()
 
     def fresh(self, number: int) -> list[bytes]:
         return [_body(self._files.page(next(self._next))) for _ in range(number)]

@@ -10,10 +10,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.types import MiB
@@ -27,8 +28,81 @@ _START_TIMEOUT_S = 300.0
 _LONGEST_EDGE = 28 * 28 * 4096
 _ENGINE = re.compile(r"VLLM::(EngineCore|Worker)")
 _WORKER = re.compile(r"VLLM::Worker")
-_ARGUMENTS = (*vllm_env.ARGUMENTS, "--limit-mm-per-prompt", '{"video":0}')
+_NO_VIDEO = ("--limit-mm-per-prompt", '{"video":0}')
 BEST = ("--api-server-count", "2", "--mm-processor-cache-type", "shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Sizes of the layers of a Qwen2.5-VL."""
+
+    text: Mapping[str, Any]
+    vision: Mapping[str, Any]
+    dtype: str
+
+
+TINY = Size(
+    text={
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "rope_parameters": {"rope_theta": 10_000.0, "mrope_section": [8, 4, 4]},
+    },
+    vision={
+        "depth": 2,
+        "hidden_size": 32,
+        "num_heads": 2,
+        "intermediate_size": 64,
+        "out_hidden_size": 64,
+        "fullatt_block_indexes": [],
+    },
+    dtype="float32",
+)
+"""A model so small that the engine does not dominate the results: only window attention."""
+REAL = Size(
+    text={
+        "hidden_size": 2048,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "rope_parameters": {"rope_theta": 1_000_000.0, "mrope_section": [16, 24, 24]},
+    },
+    vision={
+        "depth": 32,
+        "hidden_size": 1280,
+        "num_heads": 16,
+        "intermediate_size": 3420,
+        "out_hidden_size": 2048,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+    },
+    dtype="bfloat16",
+)
+"""The layers of Qwen2.5-VL-3B."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device of the engines: the model that fits it, and vLLM's settings for it."""
+
+    size: Size
+    arguments: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+CPU = Device(TINY, (*vllm_env.ARGUMENTS, *_NO_VIDEO), vllm_env.ENV)
+GPU = Device(
+    REAL,
+    (
+        *("--dtype", "bfloat16", "--enforce-eager", "--gpu-memory-utilization", "0.4"),
+        *("--kv-cache-memory-bytes", str(8192 * MiB)),
+        *("--chat-template-content-format", "openai", *_NO_VIDEO),
+    ),
+    {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"},
+)
+"""Two servers share one GPU; each gets less than half of its memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,47 +160,40 @@ class Side:
         return Memory(outside + max(shared, self.arena_nbytes), worker)
 
 
-def make_model(folder: Path, *, max_positions: int = 4096) -> Path:
-    """Make a tiny Qwen2.5-VL with random weights, which takes pages at their own size.
+def make_model(
+    folder: Path, size: Size = TINY, *, max_positions: int = 4096, device: str = "cpu"
+) -> Path:
+    """Make a Qwen2.5-VL with random weights, which takes pages at their own size.
 
-    Its encoder has only window attention, so that the engine does not dominate the results. Its
-    tokenizer and chat template are those of the built-in model.
+    Its tokenizer and chat template are those of the built-in model.
+
+    Args:
+        device: Where torch draws the weights.
     """
     import torch
+    from tokenizers import Tokenizer
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     target, shapes = folder / MODEL, BUILT_IN_MODELS / "shapes"
+    tokenizer = Tokenizer.from_file(str(shapes / "tokenizer.json"))
     torch.manual_seed(0)
-    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [8, 4, 4]}
-    Qwen2_5_VLForConditionalGeneration(
-        Qwen2_5_VLConfig(
-            text_config={
-                "hidden_size": 64,
-                "intermediate_size": 128,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-                "num_key_value_heads": 1,
-                "vocab_size": 512,
-                "max_position_embeddings": max_positions,
-                "rope_parameters": rope,
-                "eos_token_id": 2,
-            },
-            vision_config={
-                "depth": 2,
-                "hidden_size": 32,
-                "num_heads": 2,
-                "intermediate_size": 64,
-                "out_hidden_size": 64,
-                "patch_size": 14,
-                "window_size": 112,
-                "fullatt_block_indexes": [],
-            },
-            image_token_id=5,
-            video_token_id=6,
-            vision_start_token_id=3,
-            vision_end_token_id=4,
-        )
-    ).save_pretrained(target)
+    config = Qwen2_5_VLConfig(
+        text_config={
+            **size.text,
+            "vocab_size": tokenizer.get_vocab_size(),
+            "max_position_embeddings": max_positions,
+            "rope_parameters": {"rope_type": "default", **size.text["rope_parameters"]},
+            "eos_token_id": 2,
+        },
+        vision_config={**size.vision, "patch_size": 14, "window_size": 112},
+        image_token_id=5,
+        video_token_id=6,
+        vision_start_token_id=3,
+        vision_end_token_id=4,
+    )
+    with torch.device(device):
+        model = Qwen2_5_VLForConditionalGeneration(config)
+    model.to(getattr(torch, size.dtype)).save_pretrained(target)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(shapes / name, target)
     settings = json.loads((shapes / "preprocessor_config.json").read_text())
@@ -136,24 +203,28 @@ def make_model(folder: Path, *, max_positions: int = 4096) -> Path:
 
 
 @contextmanager
-def stock(name: str, python: Path, model: Path, *arguments: str) -> Iterator[Side]:
+def stock(
+    name: str, python: Path, model: Path, *arguments: str, device: Device = CPU
+) -> Iterator[Side]:
     """Run ``vllm serve``."""
     port = free_port()
     line = [str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
-    line += [*_ARGUMENTS, "--served-model-name", MODEL, "--port", str(port), *arguments]
-    with _running(name, line, f"http://127.0.0.1:{port}", "/health") as side:
+    line += [*device.arguments, "--served-model-name", MODEL, "--port", str(port), *arguments]
+    url = f"http://127.0.0.1:{port}"
+    with _running(name, line, url, "/health", env=device.env) as side:
         yield side
 
 
 @contextmanager
-def afferent(python: Path, model: Path) -> Iterator[Side]:
+def afferent(python: Path, model: Path, *arguments: str, device: Device = CPU) -> Iterator[Side]:
     """Run ``afferent serve``, which starts its own vLLM."""
     port = free_port()
     line = [sys.executable, "-m", "afferent.cli", "serve", str(model), "--port", str(port)]
     line += ["--engine", "vllm", "--engine-python", str(python)]
-    line += [f"--engine-args={shlex.join(_ARGUMENTS)}"]
+    line += [f"--engine-args={shlex.join((*device.arguments, *arguments))}"]
     line += ["--arena-nbytes", str(ARENA_NBYTES), "--embeddings-share", "0.3"]
-    with _running("afferent", line, f"http://127.0.0.1:{port}", "/ready") as side:
+    url = f"http://127.0.0.1:{port}"
+    with _running("afferent", line, url, "/ready", env=device.env) as side:
         side.arena_nbytes = ARENA_NBYTES
         side.uds = _socket_of(side.popen.pid)
         yield side
@@ -172,7 +243,7 @@ def stock_render(python: Path, model: Path, *, core: int | None = None) -> Itera
         "render",
         str(model),
     ]
-    line += [*_ARGUMENTS, "--served-model-name", MODEL, "--port", str(port)]
+    line += [*CPU.arguments, "--served-model-name", MODEL, "--port", str(port)]
     with _running("vllm-render", line, f"http://127.0.0.1:{port}", "/health") as side:
         yield side
 
@@ -210,11 +281,18 @@ def floor() -> Iterator[Side]:
 
 
 @contextmanager
-def _running(name: str, line: Sequence[str], url: str, path: str) -> Iterator[Side]:
+def _running(
+    name: str,
+    line: Sequence[str],
+    url: str,
+    path: str,
+    *,
+    env: Mapping[str, str] = vllm_env.ENV,
+) -> Iterator[Side]:
     log = Path(f"/tmp/afferent-bench-{name}-{os.getpid()}.log")  # noqa: S108 - to be looked at
     with (
         log.open("wb") as out,
-        command(line, env=vllm_env.ENV, stdout=out, stderr=subprocess.STDOUT) as popen,
+        command(line, env=env, stdout=out, stderr=subprocess.STDOUT) as popen,
     ):
         wait_until_it_answers(
             popen, url + path, timeout_s=_START_TIMEOUT_S, log=f"its log is {log}"

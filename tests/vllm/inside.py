@@ -58,6 +58,7 @@ from afferent.engines.vllm.plugin.hooks import HOOKS, OF_NAMES, SUPPORTED, Hook
 from afferent.engines.vllm.plugin.sources import Sources
 from afferent.engines.vllm.plugin.step import Located, Step
 from afferent.engines.vllm.plugin.step_pins import PinnedStep
+from afferent.engines.vllm.plugin.transfer import Stopwatch
 from afferent.errors import FormatError
 from afferent.operations.item_events import event_messages
 from afferent.operations.supervisor.checks import BUILT_IN_MODELS
@@ -368,7 +369,8 @@ def _publish(
             for key, row in zip(wanted, rows, strict=True)
         ]
         made = dict(zip(wanted, zip(handles, rows, strict=True), strict=True))
-        kept.publish(made, start_s=time.monotonic())
+        kept.publish(made, Stopwatch(torch.device("cpu")))
+        _wait_until(lambda: kept._unwritten_nbytes == 0)
     for each, right in zip(kept.find(wanted, torch.device("cpu")), rows, strict=True):
         assert each is not None
         assert torch.equal(each, right)

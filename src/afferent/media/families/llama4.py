@@ -109,13 +109,8 @@ class Llama4Family(
         out[_SHAPE][0] = rows, columns
 
     def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
-        pixels = features[_TILES]
-        normalization = self.normalization
-        scaled = pixels.bfloat16() * normalization.rescale_factor
-        mean, std = (
-            scaled.new_tensor(each).view(3, 1, 1)
-            for each in (normalization.mean, normalization.std)
-        )
+        scaled = features[_TILES].bfloat16() * self.normalization.rescale_factor
+        mean, std = self.normalization.constants(scaled)
         return {**features, _TILES: scaled.sub_(mean).div_(std).float()}
 
     def grid(self, width: int, height: int) -> tuple[int, int]:

@@ -33,9 +33,21 @@ class Normalization(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def apply(self, values: Any) -> Any:
         """Return bytes ``(..., 3, rows, columns)`` as a float32 tensor on the same device."""
-        floats, inverse = values.float(), 1.0 / self.rescale_factor
-        mean, std = (floats.new_tensor(each) * inverse for each in (self.mean, self.std))
-        return floats.sub_(mean.view(3, 1, 1)).div_(std.view(3, 1, 1))
+        floats = values.float()
+        mean, std = self.constants(floats, 1.0 / self.rescale_factor)
+        return floats.sub_(mean).div_(std)
+
+    def constants(self, like: Any, factor: float = 1.0) -> tuple[Any, Any]:
+        """Return mean and deviation times the factor, ``(3, 1, 1)``, on the device of a tensor and
+        in its type.
+
+        They are made once: each copy to a GPU would wait for all of its work.
+        """
+        key = self, factor, str(like.device), str(like.dtype)
+        if (found := _constants.get(key)) is None:
+            mean, std = (like.new_tensor(each) * factor for each in (self.mean, self.std))
+            found = _constants[key] = mean.view(3, 1, 1), std.view(3, 1, 1)
+        return found
 
     def floats(self, values: Array, arithmetic: Arithmetic) -> NDArray[np.float32]:
         """Return bytes ``(..., 3, rows, columns)`` as float32, as a model's own processor does.
@@ -52,6 +64,9 @@ class Normalization(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for colour, row in enumerate(table):
             out[..., colour, :, :] = row.take(values[..., colour, :, :])
         return out
+
+
+_constants: dict[tuple[Normalization, float, str, str], tuple[Any, Any]] = {}
 
 
 @functools.lru_cache(maxsize=16)

@@ -9,9 +9,11 @@ announces the digest, so that frontends can fetch the embeddings of other machin
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
@@ -21,11 +23,12 @@ from afferent import keys
 from afferent.engines.ahead import Encoder, announce
 from afferent.engines.vllm.plugin.arena import Arena
 from afferent.engines.vllm.plugin.features import folder_of
+from afferent.engines.vllm.plugin.transfer import Download, Stopwatch, upload
 from afferent.engines.weights import weights_digest
 from afferent.errors import AfferentError, ConfigError, DeadlineExceeded
 from afferent.store.block import torch_tensors
 from afferent.store.client.item_cache import ItemCache
-from afferent.types import ContentKey, Handle, ObjectKind
+from afferent.types import ContentKey, Handle, MiB, ObjectKind
 
 log = logging.getLogger("vllm.afferent")
 
@@ -34,7 +37,22 @@ _TAG = b"afferent/vllm-embeddings/v1"
 
 _ANNOUNCE_EVERY_S = 1.0
 _SILENT_S = 5.0
-"""Pause after a call that the store did not answer: a step waits for each."""
+"""Pause after a call that the store did not answer: a step waits for each lookup."""
+_UNWRITTEN_NBYTES = 64 * MiB
+"""Embeddings that may wait for the thread that writes them; those beyond are not shared."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """Embeddings on their way to the arena."""
+
+    keys: Sequence[ContentKey]
+    handles: Sequence[Handle]
+    copies: Download
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in self.copies.rows)
 
 
 class KeptEmbeddings:
@@ -44,6 +62,8 @@ class KeptEmbeddings:
         - ``_cache`` is ``None`` until the weights' digest is known; then it never changes.
         - No embedding stays pinned after `find`: results are copies.
         - Only a worker with ``publishes`` writes embeddings and announces the encoder.
+        - A thread writes them: no step waits for the device or for the store to have them.
+        - What is computed from features that are gone when it is written is not written.
     """
 
     def __init__(
@@ -67,6 +87,10 @@ class KeptEmbeddings:
         self._cache: ItemCache | None = None
         """``None`` while the weights' digest is not known, or if there is no room."""
         self._silent_until_s = 0.0
+        self._unwritten: queue.SimpleQueue[_Made] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._unwritten_nbytes = 0
+        """Of all that is queued or being written; under the lock."""
         if arena.capacity_nbytes(ObjectKind.EMBEDDINGS) > 0:
             # The digest reads all weights, which takes seconds for large ones.
             threading.Thread(target=self._begin, name="afferent-digest", daemon=True).start()
@@ -84,7 +108,7 @@ class KeptEmbeddings:
                     self._silent_until_s = time.monotonic() + _SILENT_S
                 return [None] * len(wanted)
             copies = {
-                key: torch_tensors.as_tensor(tree["rows"].copy()).to(device)
+                key: upload(torch_tensors.as_tensor(tree["rows"]), device)
                 for key, tree in trees.items()
             }
             del trees
@@ -93,44 +117,54 @@ class KeptEmbeddings:
     def publish(
         self,
         made: Mapping[ContentKey, tuple[Handle, torch.Tensor]],
-        *,
-        start_s: float,
+        started: Stopwatch,
     ) -> None:
-        """Write embeddings for other processes; lack of space is no failure.
+        """Begin to write embeddings for other processes; lack of space is no failure.
 
         Args:
             made: The features' handle, and the embeddings, by the item's key.
-            start_s: `time.monotonic` at the start of their computation. On a device they are ready
-                when they have been copied; the time is divided by rows.
+            started: From before their computation began. The time is divided by rows.
         """
         if self._cache is None or not self._publishes or not made:
             return
-        if time.monotonic() < self._silent_until_s:
-            return
-        with self._arena.request("publish") as request:
-            if self._arena.pin_blocks(request, [handle for handle, _ in made.values()]):
-                self._write(self._cache, request, made, start_s=start_s)
+        nbytes = sum(rows.nbytes for _, rows in made.values())
+        with self._lock:
+            if self._unwritten_nbytes + nbytes > _UNWRITTEN_NBYTES and self._unwritten_nbytes:
+                return
+            self._unwritten_nbytes += nbytes
+        handles, rows = [each for each, _ in made.values()], [each for _, each in made.values()]
+        self._unwritten.put(_Made(list(made), handles, Download(rows, started)))
 
-    def _write(
-        self,
-        cache: ItemCache,
-        request: str,
-        made: Mapping[ContentKey, tuple[Handle, torch.Tensor]],
-        *,
-        start_s: float,
-    ) -> None:
-        copies = {key: rows.detach().cpu() for key, (_, rows) in made.items()}
-        num_rows = max(1, sum(map(len, copies.values())))
-        row_us = 1e6 * (time.monotonic() - start_s) / num_rows
-        try:
-            cache.set_embeddings(
-                request,
-                {key: {"rows": rows} for key, rows in copies.items()},
-                computed_from={key: handle for key, (handle, _) in made.items()},
-                made_us={key: max(1, round(row_us * len(rows))) for key, rows in copies.items()},
-            )
-        except AfferentError as error:
-            log.info("embeddings were not stored: %s", error.code)
+    def _write_all(self, cache: ItemCache) -> None:
+        while True:
+            made = self._unwritten.get()
+            try:
+                self._write(cache, made)
+            except Exception:  # of the device, for example, which the engine notices by itself
+                log.exception("embeddings were not stored")
+            with self._lock:
+                self._unwritten_nbytes -= made.nbytes
+            del made
+
+    def _write(self, cache: ItemCache, made: _Made) -> None:
+        computed_s = made.copies.wait()
+        rows = made.copies.rows
+        row_us = 1e6 * computed_s / max(1, sum(map(len, rows)))
+        with self._arena.request("publish") as request:
+            if not self._arena.pin_blocks(request, made.handles):
+                return
+            try:
+                cache.set_embeddings(
+                    request,
+                    {key: {"rows": each} for key, each in zip(made.keys, rows, strict=True)},
+                    computed_from=dict(zip(made.keys, made.handles, strict=True)),
+                    made_us={
+                        key: max(1, round(row_us * len(each)))
+                        for key, each in zip(made.keys, rows, strict=True)
+                    },
+                )
+            except AfferentError as error:
+                log.info("embeddings were not stored: %s", error.code)
 
     def _begin(self) -> None:
         config = self._model_config
@@ -143,8 +177,11 @@ class KeptEmbeddings:
             return
         shaped_by = (config.dtype, config.quantization, metadata.version("vllm"))
         weights = keys.frame(_TAG, files, repr(shaped_by).encode())
-        self._cache = ItemCache(self._arena.store, weights=weights)
+        self._cache = cache = ItemCache(self._arena.store, weights=weights)
         if self._publishes:
+            threading.Thread(
+                target=self._write_all, args=(cache,), name="afferent-embeddings", daemon=True
+            ).start()
             self._announce(weights)
 
     def _announce(self, weights: bytes) -> None:

@@ -15,6 +15,7 @@ from vllm.multimodal.inputs import (
     MultiModalKwargsItems,
 )
 
+from afferent.engines.vllm.plugin.transfer import upload
 from afferent.media.families.entry import EncoderInputs
 from afferent.media.families.qwen_vl import QwenVlFamily
 from afferent.media.families.registry import AnyFamily, describe, facts_of
@@ -48,6 +49,11 @@ class FeatureReader:
         return next(self._model.parameters()).device
 
     @functools.cached_property
+    def _is_far(self) -> bool:
+        """Whether the device has memory of its own."""
+        return self.device.type != "cpu"
+
+    @functools.cached_property
     def _family(self) -> AnyFamily:
         family = describe(folder_of(self._model_config))
         if family is None:
@@ -66,15 +72,22 @@ class FeatureReader:
         return any(getattr(norm, "input_dtype", None) == torch.uint8 for norm in norms)
 
     def inputs(self, modality: Modality, tree: dict[str, Any]) -> BatchFeature:
-        """Return private tensors, on the device, by the names of the model's own processor."""
+        """Return private tensors by the names of the model's own processor.
+
+        Pixels and samples are on the device. Sizes and the like are not: vLLM brings them there, or
+        reads them here, which a copy on the device would delay until all work there is done.
+        """
         views = {name: each for name, each in tree.items() if isinstance(each, torch.Tensor)}
-        on_device = {name: view.to(self.device) for name, view in views.items()}
-        family, made = self._family, on_device
+        near = {
+            name: upload(view, self.device) if self._is_far and _is_large(view) else view
+            for name, view in views.items()
+        }
+        family, made = self._family, near
         name = _PATCHES.get(modality)
         if name is None or not self._normalizes:
-            made = family.model_inputs(on_device)
+            made = family.model_inputs(near)
         elif isinstance(family, QwenVlFamily):
-            made = {**on_device, name: family.repeated(on_device[name])}
+            made = {**near, name: family.repeated(near[name])}
         shared = {_storage(view) for view in views.values()}
         # The memory of a view is reused as soon as its block is unpinned.
         own = {
@@ -115,6 +128,11 @@ def _in_rows(inputs: BatchFeature, fields: Mapping[str, Any]) -> BatchFeature:
     return BatchFeature(
         {name: each.flatten(0, 1) if name in flat else each for name, each in inputs.items()}
     )
+
+
+def _is_large(view: torch.Tensor) -> bool:
+    """Whether a tensor has pixels or samples, in bytes or floats."""
+    return view.ndim > 1 and (view.dtype == torch.uint8 or view.is_floating_point())
 
 
 def _storage(tensor: torch.Tensor) -> int:

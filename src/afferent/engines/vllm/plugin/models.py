@@ -30,6 +30,7 @@ from afferent.engines.vllm.plugin.names import is_ours
 from afferent.engines.vllm.plugin.processing import FIELD, factories, modality_of, unpack
 from afferent.engines.vllm.plugin.step import FeaturesLost, Step, end_engine, running_step
 from afferent.engines.vllm.plugin.step_reader import StepReader
+from afferent.engines.vllm.plugin.transfer import Stopwatch
 from afferent.errors import AfferentError
 from afferent.store.block import codec
 from afferent.types import ContentKey, Handle, Modality
@@ -157,7 +158,7 @@ class _Encoder:
         self, modality: Modality, items: Sequence[_Item], stock: Any
     ) -> list[torch.Tensor]:
         """Encode items that the engine core has pinned, or end the engine."""
-        step, start_s = running_step(), time.monotonic()
+        step, started = running_step(), Stopwatch(self._reader.device)
         if step is None:
             raise FeaturesLost("items are to be encoded outside of a step")
         inputs = self._all_or_end(step, self._inputs_of(step, modality, items))
@@ -168,7 +169,7 @@ class _Encoder:
                     ContentKey(item.key): (step.items[item.key].handle, each)
                     for item, each in zip(items, rows, strict=True)
                 },
-                start_s=start_s,
+                started,
             )
         return rows
 
@@ -248,7 +249,7 @@ class _Encoder:
         self, modality: Modality, items: Sequence[_Item], stock: Any
     ) -> list[torch.Tensor]:
         """Encode items that this process pins; return zeros for lost items."""
-        source, start_s = arena("worker"), time.monotonic()
+        source, started = arena("worker"), Stopwatch(self._reader.device)
         with source.request("encode") as request:
             inputs = _of_all_ranks(self._pinned_inputs(request, modality, items))
             num_lost = sum(each is None for each in inputs)
@@ -262,7 +263,7 @@ class _Encoder:
                         for item, rows, each in zip(items, embeddings, inputs, strict=True)
                         if each is not None
                     },
-                    start_s=start_s,
+                    started,
                 )
         return embeddings
 
@@ -316,7 +317,9 @@ class _Encoder:
     def _run(self, stock: Any, inputs: list[MultiModalKwargsItem]) -> list[torch.Tensor]:
         """Run the stock encoder in batches, as vLLM groups them."""
         embeddings: list[torch.Tensor] = []
-        for _, batch in group_and_batch_mm_items(inputs, device=self._reader.device):
+        device = self._reader.device
+        is_gpu = device.type == "cuda"
+        for _, batch in group_and_batch_mm_items(inputs, device=device, pin_memory=is_gpu):
             embeddings += self._noted(stock(**batch))
         return embeddings
 
