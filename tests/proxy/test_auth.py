@@ -126,6 +126,36 @@ async def _count_requests() -> None:
     assert PLACES.inside == {}
 
 
+def test_refused_tenant_is_told_when_a_request_of_it_may_end() -> None:
+    now_s = 0.0
+    access = Access(Places(), tenants=(OTHER,), clock=lambda: now_s)
+    headers = {"x-api-key": OTHER.api_keys[0]}
+
+    async def refused_s() -> float:
+        with pytest.raises(QuotaExceeded) as refused:
+            await access.enter(trace("more"), headers)
+        access.leave("more")
+        return refused.value.retry_after_s
+
+    async def main() -> None:
+        nonlocal now_s
+        for request_id in "ab":
+            await access.enter(trace(request_id), headers)
+        assert await refused_s() == 1.0  # nothing is known yet
+        for took_s, request_id, expected_s in ((20.0, "a", 10.0), (300.0, "c", 38.0)):
+            now_s += took_s
+            access.leave(request_id)
+            await access.enter(trace("c"), headers)
+            assert await refused_s() == pytest.approx(expected_s)
+        for _ in range(50):
+            now_s += 1000.0
+            access.leave("c")
+            await access.enter(trace("c"), headers)
+        assert await refused_s() == 60.0
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("host", "address"),
     [

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Protocol
 
 from afferent.admission.shares import NAMELESS, Share
 from afferent.config import Tenant
@@ -17,6 +18,11 @@ from afferent.telemetry.trace import Trace
 
 KEY_HEADERS = frozenset(header.name.encode() for header in dialects.KEY_HEADERS)
 """Headers that may contain a key, in lower case."""
+
+
+_RETRY_AFTER_S: Final = (1.0, 60.0)
+_NEWEST: Final = 0.2
+"""Weight of the newest request in the mean time of a tenant's requests."""
 
 
 class Store(Protocol):
@@ -41,6 +47,7 @@ class Access:
         api_key: str = "",
         tenants: Sequence[Tenant] = (),
         doors: Doors | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create it.
 
@@ -48,8 +55,13 @@ class Access:
             store: Counts requests over all processes, and stores their tenants.
             api_key: Key of the default tenant.
             doors: Admission switch of the server, if there is one.
+            clock: Time in seconds.
         """
-        self._store, self._doors = store, doors
+        self._store, self._doors, self._clock = store, doors, clock
+        self._running: dict[str, tuple[str, float]] = {}
+        """Tenant and start of the requests here that have a slot."""
+        self._took_s: dict[str, float] = {}
+        """Mean time of the requests of a tenant with a limit, as far as they ended here."""
         owners: list[tuple[str, Tenant | None]] = []
         owners += [(key, tenant) for tenant in tenants for key in tenant.api_keys]
         owners += [(api_key, None)] if api_key else []
@@ -94,8 +106,10 @@ class Access:
                 )
             except NoPermitLeft as error:
                 raise QuotaExceeded(
-                    f"{tenant.max_requests} requests are running already; try again"
+                    f"{tenant.max_requests} requests are running already; try again",
+                    retry_after_s=self._next_end_s(tenant),
                 ) from error
+            self._running[request_id] = tenant.name, self._clock()
         share = Share(tenant.name, tenant.weight)
         self._store.introduce(request_id, share)
         return share
@@ -106,6 +120,17 @@ class Access:
             self._doors.leave(request_id)
         if self._has_quotas:
             self._store.forget(_place(request_id))
+        if (begun := self._running.pop(request_id, None)) is not None:
+            name, start_s = begun
+            took_s = self._clock() - start_s
+            mean_s = self._took_s.get(name, took_s)
+            self._took_s[name] = mean_s + _NEWEST * (took_s - mean_s)
+
+    def _next_end_s(self, tenant: Tenant) -> float:
+        """Return the seconds after which one of the tenant's requests ends, on average."""
+        least, most = _RETRY_AFTER_S
+        expected_s = self._took_s.get(tenant.name, 0.0) / tenant.max_requests
+        return min(max(expected_s, least), most)
 
     def tenant_of(self, headers: Mapping[str, str]) -> Tenant | None:
         """Return the tenant of the key; ``None`` for the default tenant.
