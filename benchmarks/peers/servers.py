@@ -249,10 +249,19 @@ def stock_render(python: Path, model: Path, *, core: int | None = None) -> Itera
 
 
 @contextmanager
-def afferent_render(model: Path, *flags: str) -> Iterator[Side]:
-    """Run ``afferent serve`` with its own engine, which gets no requests."""
+def afferent_render(model: Path, *flags: str, core: int | None = None) -> Iterator[Side]:
+    """Run ``afferent serve`` with its own engine, which gets no requests, on one core or on all."""
     port = free_port()
-    line = [sys.executable, "-m", "afferent.cli", "serve", str(model), "--port", str(port)]
+    line = [
+        *_bound_to(core),
+        sys.executable,
+        "-m",
+        "afferent.cli",
+        "serve",
+        str(model),
+        "--port",
+        str(port),
+    ]
     with _running("afferent", [*line, *flags], f"http://127.0.0.1:{port}", "/ready") as side:
         yield side
 
