@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shlex
 import shutil
@@ -298,7 +297,7 @@ def _running(
     *,
     env: Mapping[str, str] = vllm_env.ENV,
 ) -> Iterator[Side]:
-    log = Path(f"/tmp/afferent-bench-{name}-{os.getpid()}.log")  # noqa: S108 - to be looked at
+    log = Path(f"/tmp/afferent-bench-{name}-{url.rpartition(':')[2]}.log")  # noqa: S108 - to be looked at
     with (
         log.open("wb") as out,
         command(line, env=env, stdout=out, stderr=subprocess.STDOUT) as popen,
