@@ -96,7 +96,7 @@ def _group(bars: _Bars, top: float, scale: float) -> Iterator[str]:
         )
         said = f"{median:,.0f}" if median >= 10 else f"{median:.1f}"
         if side == "afferent":
-            said += f"  ({bars.ratio:.0f} times)"
+            said += f"  ({bars.ratio:.1f} times)"
         yield _words(_LEFT + max(high, median * scale) + 7, y + 12, said)
 
 

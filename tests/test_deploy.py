@@ -260,6 +260,34 @@ def test_two_nodes_share_a_tier_and_a_secret() -> None:
     assert composed["networks"]["inside"] == {"internal": True}
 
 
+def test_fleet_of_compose_is_that_of_kubernetes() -> None:
+    composed = yaml.safe_load(read("compose-fleet.yaml"))
+    services = composed["services"]
+    known = config.declared(config.ServeConfig, *cli.engine_settings("openai")).values()
+    for name in ("gateway", "replica"):
+        flags = {word for word in services[name]["command"] if word.startswith("--")}
+        assert flags <= {one.flag for one in known}
+        assert set(services[name]["environment"]) <= {one.variable for one in known}
+        assert (services[name]["read_only"], services[name]["cap_drop"]) == (True, ["ALL"])
+    (gateway,) = [
+        container
+        for each in yaml.safe_load_all(read("kubernetes-fleet.yaml"))
+        if each["kind"] == "Deployment" and each["metadata"]["name"] == "afferent-gateway"
+        for container in each["spec"]["template"]["spec"]["containers"]
+    ]
+    assert flags_of(services["gateway"]["command"]) == flags_of(gateway["args"])
+    address = services["gateway"]["command"][3]
+    assert address.removeprefix("dns+http://").partition(":")[0] in services
+    assert "ports" not in services["replica"], "several of them can't have one port"
+    tier = yaml.safe_load(read("compose-tier.yaml"))
+    assert services["valkey"] == tier["services"]["valkey"]
+    assert composed["networks"] == tier["networks"]
+
+
+def flags_of(command: list[str]) -> list[str]:
+    return [word for word in command if word.startswith("--")]
+
+
 @pytest.mark.parametrize(
     ("command", "environ", "url"),
     [
