@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from afferent.operations.commands import daemons
+
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs/tutorial.md"
 PORTS = ("8000", "9000")
@@ -102,6 +104,8 @@ def test_the_tutorial_word_for_word(tmp_path: Path, request: pytest.FixtureReque
 
     Without ``--storm``, nothing is installed: the environment is the one that runs this test.
     """
+    if running := daemons.find():
+        pytest.skip(f"the tutorial's commands would find a server of yours: {running[0]}")
     from_nothing = request.config.getoption("--storm")
     clone = copy_of_the_repository(tmp_path)
     before = {path.name for path in clone.iterdir()} | {".venv"}
