@@ -16,14 +16,14 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
 from afferent.types import MiB
 from benchmarks.children import cpu_s
-from benchmarks.gate_memory import trees
 from benchmarks.peers import servers
-from benchmarks.peers.load import Pages, put
+from benchmarks.peers.load import Pages, bodies_of, put
 from benchmarks.peers.servers import Side
 from benchmarks.record import MIN_SAMPLES, BusyMeter, Goal, Report, Row
 
@@ -102,12 +102,10 @@ def _large_node(row: Row) -> str:
     costs_ms = {kind: row.median(f"{kind}_ms") for kind in KINDS}
     counts = {"frontend": _FRONTENDS, "store": 1, "dispatcher": 1, "worker": _WORKERS}
     found = limits(costs_ms, counts, num_cores=_LARGE_CORES)
-    rates = ", ".join(f"{kind} {rate:,.0f}" for kind, rate in sorted(found.items(), key=_rate))
+    rates = ", ".join(
+        f"{kind} {rate:,.0f}" for kind, rate in sorted(found.items(), key=itemgetter(1))
+    )
     return f"{row.keys['case']}, {_LARGE_CORES} cores: requests a second at most: {rates}"
-
-
-def _rate(limit: tuple[str, float]) -> float:
-    return limit[1]
 
 
 def _rounds(
@@ -125,11 +123,7 @@ def _rounds(
         put(side, _PATH, known, 4)
     found = []
     for _ in range(number):
-        bodies = (
-            list(itertools.islice(itertools.cycle(known), asked))
-            if case == "hits"
-            else pages.fresh(asked)
-        )
+        bodies = bodies_of(pages, known, asked, are_new=case != "hits")
         before, client_s = costs(side), time.process_time()
         load = put(side, _PATH, bodies, _C)
         each = {
@@ -143,9 +137,7 @@ def _rounds(
 
 def costs(side: Side) -> dict[str, float]:
     """Return the processor time so far of each kind of process, in seconds."""
-    lines = {}
-    for pid in trees([side.popen.pid]):
-        lines[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    lines = dict(servers.tree(side.popen.pid))
     found = dict.fromkeys(KINDS, 0.0)
     for pid, line in lines.items():
         kind = next((name for name, module in _MODULES if module.search(line)), "rest")

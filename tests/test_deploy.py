@@ -116,7 +116,7 @@ def test_images_run_without_rights() -> None:
 def test_what_compose_says_to_afferent_are_settings_of_ours() -> None:
     services = yaml.safe_load(read("compose.yaml"))["services"]
     known = config.declared(config.ServeConfig, *cli.engine_settings("vllm"))
-    flags = [word for word in services["afferent"]["command"] if word.startswith("--")]
+    flags = flags_of(services["afferent"]["command"])
     assert set(flags) <= {one.flag for one in known.values()}
     variables = {one.variable for one in known.values()}
     said = re.findall(r"AFFERENT_\w+", read("Containerfile"))
@@ -250,7 +250,7 @@ def test_two_nodes_share_a_tier_and_a_secret() -> None:
     variables = {one.variable for one in known.values()}
     for name in ("one", "two"):
         node = services[name]
-        flags = [word for word in node["command"] if word.startswith("--")]
+        flags = flags_of(node["command"])
         assert set(flags) <= known.keys()
         assert set(node["environment"]) <= variables
         assert (node["read_only"], node["cap_drop"]) == (True, ["ALL"])
@@ -265,7 +265,7 @@ def test_fleet_of_compose_is_that_of_kubernetes() -> None:
     services = composed["services"]
     known = config.declared(config.ServeConfig, *cli.engine_settings("openai")).values()
     for name in ("gateway", "replica"):
-        flags = {word for word in services[name]["command"] if word.startswith("--")}
+        flags = set(flags_of(services[name]["command"]))
         assert flags <= {one.flag for one in known}
         assert set(services[name]["environment"]) <= {one.variable for one in known}
         assert (services[name]["read_only"], services[name]["cap_drop"]) == (True, ["ALL"])

@@ -39,6 +39,13 @@ class Pages:
         return [_body(self._files.page(next(self._next))) for _ in range(number)]
 
 
+def bodies_of(pages: Pages, known: Sequence[bytes], number: int, *, are_new: bool) -> list[bytes]:
+    """Return requests with new pages, or with the known ones in turn."""
+    return (
+        pages.fresh(number) if are_new else list(itertools.islice(itertools.cycle(known), number))
+    )
+
+
 def _body(png: bytes) -> bytes:
     url = "data:image/png;base64," + base64.b64encode(png).decode()
     part = f'{{"type":"image_url","image_url":{{"url":"{url}"}}}}'

@@ -20,7 +20,6 @@ requests a second and hits 14 times, at a quarter and a sixteenth of its process
 from __future__ import annotations
 
 import argparse
-import itertools
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +28,7 @@ from typing import Final
 
 from afferent.errors import ConfigError
 from benchmarks.peers import servers
-from benchmarks.peers.load import Load, Pages, put
+from benchmarks.peers.load import Load, Pages, bodies_of, put
 from benchmarks.peers.servers import Side
 from benchmarks.record import MIN_SAMPLES, BusyMeter, Goal, Report, Row, quiet_rounds
 from tools import vllm_env
@@ -111,7 +110,8 @@ def run(*, quick: bool, python: Path, after_sample: AfterSample) -> Report:
                 def one_round() -> dict[str, tuple[Load, float]]:
                     found = {}
                     for name in asked:  # noqa: B023 - called before the next case
-                        bodies = _bodies(case, known, pages, number)  # noqa: B023
+                        is_new = case == "misses"  # noqa: B023
+                        bodies = bodies_of(pages, known, number, are_new=is_new)  # noqa: B023
                         load = _put(sides, name, bodies, c)  # noqa: B023
                         found[name] = load, _whole_mb(sides[name])
                         after_sample()
@@ -144,12 +144,6 @@ def _put(sides: dict[str, Side], name: str, bodies: Sequence[bytes], c: int) -> 
 def _whole_mb(side: Side) -> float:
     parts = side.memory_parts()
     return (parts.private + parts.shared) / 1e6
-
-
-def _bodies(case: str, known: Sequence[bytes], pages: Pages, number: int) -> list[bytes]:
-    if case == "misses":
-        return pages.fresh(number)
-    return list(itertools.islice(itertools.cycle(known), number))
 
 
 def _row(name: str, case: str, c: int, rounds: Sequence[tuple[Load, float]]) -> Row:

@@ -134,7 +134,7 @@ class Side:
     def cpu_s(self) -> tuple[float, float]:
         """Return the processor time so far, outside of the engine and in it."""
         outside = engine = 0.0
-        for pid, line in _tree(self.popen.pid):
+        for pid, line in tree(self.popen.pid):
             ticks = cpu_s(pid)
             if _ENGINE.search(line):
                 engine += ticks
@@ -144,12 +144,12 @@ class Side:
 
     def memory_parts(self) -> Parts:
         """Return the memory of all processes."""
-        found = [_pss(pid) for pid, _ in _tree(self.popen.pid)]
+        found = [_pss(pid) for pid, _ in tree(self.popen.pid)]
         return Parts(sum(private for private, _ in found), sum(shmem for _, shmem in found))
 
     def memory(self) -> Memory:
         outside = worker = shared = 0.0
-        for pid, line in _tree(self.popen.pid):
+        for pid, line in tree(self.popen.pid):
             private, shmem = _pss(pid)
             shared += shmem
             if _WORKER.search(line):
@@ -251,17 +251,9 @@ def stock_render(python: Path, model: Path, *, core: int | None = None) -> Itera
 def afferent_render(model: Path, *flags: str, core: int | None = None) -> Iterator[Side]:
     """Run ``afferent serve`` with its own engine, which gets no requests, on one core or on all."""
     port = free_port()
-    line = [
-        *_bound_to(core),
-        sys.executable,
-        "-m",
-        "afferent.cli",
-        "serve",
-        str(model),
-        "--port",
-        str(port),
-    ]
-    with _running("afferent", [*line, *flags], f"http://127.0.0.1:{port}", "/ready") as side:
+    line = [*_bound_to(core), sys.executable, "-m", "afferent.cli", "serve", str(model)]
+    line += ["--port", str(port), *flags]
+    with _running("afferent", line, f"http://127.0.0.1:{port}", "/ready") as side:
         yield side
 
 
@@ -309,7 +301,7 @@ def _running(
     log.unlink()
 
 
-def _tree(root: int) -> list[tuple[int, str]]:
+def tree(root: int) -> list[tuple[int, str]]:
     """Return all processes below one, itself included, with their command lines."""
     found = []
     for pid in trees([root]):
@@ -335,7 +327,7 @@ def _pss(pid: int) -> tuple[float, float]:
 
 def _socket_of(pid: int) -> str:
     """Return the socket of the vLLM below a process."""
-    for _, line in _tree(pid):
+    for _, line in tree(pid):
         if match := re.search(r"--uds (\S+)", line):
             return match[1]
     raise RuntimeError("no vLLM was found")

@@ -12,7 +12,6 @@ The benchmark needs an environment with vLLM (``make setup-vllm``), and takes so
 from __future__ import annotations
 
 import argparse
-import itertools
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from typing import Any
 
 from afferent.errors import ConfigError
 from benchmarks.peers import servers
-from benchmarks.peers.load import Load, Pages, put
+from benchmarks.peers.load import Load, Pages, bodies_of, put
 from benchmarks.peers.servers import MODEL, Side
 from benchmarks.record import BusyMeter, Goal, Report, Row, quiet_rounds
 from tools import vllm_env
@@ -99,11 +98,9 @@ def run(
             def one_round() -> dict[str, Load]:
                 found = {}
                 for side in sides:
-                    bodies = (
-                        pages.fresh(_NUM_REQUESTS[c])  # noqa: B023 - called before the next case
-                        if case == "misses"  # noqa: B023
-                        else list(itertools.islice(itertools.cycle(known), _NUM_REPEATS))
-                    )
+                    is_new = case == "misses"  # noqa: B023 - called before the next case
+                    number = _NUM_REQUESTS[c] if is_new else _NUM_REPEATS  # noqa: B023
+                    bodies = bodies_of(pages, known, number, are_new=is_new)
                     found[side.name] = put(side, _PATH, bodies, c)  # noqa: B023
                     after_sample()
                 return found

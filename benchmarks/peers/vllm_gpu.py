@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import itertools
 import json
 import shlex
 import sys
@@ -29,7 +28,7 @@ from typing import Any
 
 from afferent.errors import ConfigError
 from benchmarks.peers import servers
-from benchmarks.peers.load import Load, Pages, put
+from benchmarks.peers.load import Load, Pages, bodies_of, put
 from benchmarks.peers.servers import GPU, REAL, Side
 from benchmarks.record import BusyMeter, Goal, Report, Row
 
@@ -49,7 +48,6 @@ _CASES = (
 )
 _NUM_REQUESTS = {"page": {1: 12, 16: 48, 64: 96}, "small": {16: 160, 64: 256}}
 _NUM_KNOWN, _NUM_COMPARED = 16, 24
-_NUM_LOGPROBS, _LOGPROB_LIMIT = 5, 0.05
 _SAMPLE_S = 0.05
 
 AfterSample = Callable[[], None]
@@ -96,11 +94,8 @@ def run(*, quick: bool, python: Path, engine_args: str, after_sample: AfterSampl
             for number in range(_num_rounds(quick=quick)):
                 for side in sides if number % 2 else reversed(sides):
                     wanted = _NUM_REQUESTS[name][c]
-                    bodies = (
-                        files[name].fresh(wanted)
-                        if case == "misses"
-                        else list(itertools.islice(itertools.cycle(known[name]), wanted))
-                    )
+                    is_new = case == "misses"
+                    bodies = bodies_of(files[name], known[name], wanted, are_new=is_new)
                     meter.take()
                     load = put(side, _PATH, bodies, c)
                     found[side.name].append((load, meter.take()))
@@ -122,8 +117,7 @@ def _compare(sides: Sequence[Side], bodies: Sequence[bytes], after_sample: After
     """Ask both servers the same, one request at a time, and describe the differences."""
     num_same, most, values = 0, 0.0, set()
     for body in bodies:
-        asked = {**json.loads(body), "max_tokens": 8, "logprobs": True}
-        asked |= {"top_logprobs": _NUM_LOGPROBS, "ignore_eos": True}
+        asked = {**json.loads(body), "max_tokens": 8, "logprobs": True, "ignore_eos": True}
         answers = []
         for side in sides:
             answers.append(_answer(side, asked))

@@ -283,12 +283,17 @@ class _Line:
     @property
     def retry_after_s(self) -> float:
         """Seconds until all waiting requests are admitted, at the rate of the latest grants."""
-        least, most = _RETRY_AFTER_S
         if not self.num_waiting:
-            return least
+            return retry_in_s(0.0)
         now_s = self._clock()
         recent = [at_s for at_s in self._grants if now_s - at_s <= _RECENT_S]
         if len(recent) < 2:  # no progress
-            return min(max(self._timeout_s, least), most)
+            return retry_in_s(self._timeout_s)
         seconds_each = (now_s - recent[0]) / len(recent)
-        return min(max(float(math.ceil(seconds_each * (self.num_waiting + 1))), least), most)
+        return retry_in_s(float(math.ceil(seconds_each * (self.num_waiting + 1))))
+
+
+def retry_in_s(expected_s: float) -> float:
+    """Return the seconds to suggest to a refused client: as expected, within 1 and 60."""
+    least, most = _RETRY_AFTER_S
+    return min(max(expected_s, least), most)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
+from afferent.admission.gate import retry_in_s
 from afferent.admission.shares import NAMELESS, Share
 from afferent.config import Tenant
 from afferent.errors import NoPermitLeft, NotAuthenticated, QuotaExceeded
@@ -20,7 +21,6 @@ KEY_HEADERS = frozenset(header.name.encode() for header in dialects.KEY_HEADERS)
 """Headers that may contain a key, in lower case."""
 
 
-_RETRY_AFTER_S: Final = (1.0, 60.0)
 _NEWEST: Final = 0.2
 """Weight of the newest request in the mean time of a tenant's requests."""
 
@@ -128,9 +128,7 @@ class Access:
 
     def _next_end_s(self, tenant: Tenant) -> float:
         """Return the seconds after which one of the tenant's requests ends, on average."""
-        least, most = _RETRY_AFTER_S
-        expected_s = self._took_s.get(tenant.name, 0.0) / tenant.max_requests
-        return min(max(expected_s, least), most)
+        return retry_in_s(self._took_s.get(tenant.name, 0.0) / tenant.max_requests)
 
     def tenant_of(self, headers: Mapping[str, str]) -> Tenant | None:
         """Return the tenant of the key; ``None`` for the default tenant.

@@ -49,10 +49,7 @@ class _Made:
     keys: Sequence[ContentKey]
     handles: Sequence[Handle]
     copies: Download
-
-    @property
-    def nbytes(self) -> int:
-        return sum(each.nbytes for each in self.copies.rows)
+    nbytes: int
 
 
 class KeptEmbeddings:
@@ -90,7 +87,7 @@ class KeptEmbeddings:
         self._unwritten: queue.SimpleQueue[_Made] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._unwritten_nbytes = 0
-        """Of all that is queued or being written; under the lock."""
+        """Bytes of the embeddings that are queued or being written; used under the lock."""
         if arena.capacity_nbytes(ObjectKind.EMBEDDINGS) > 0:
             # The digest reads all weights, which takes seconds for large ones.
             threading.Thread(target=self._begin, name="afferent-digest", daemon=True).start()
@@ -133,7 +130,7 @@ class KeptEmbeddings:
                 return
             self._unwritten_nbytes += nbytes
         handles, rows = [each for each, _ in made.values()], [each for _, each in made.values()]
-        self._unwritten.put(_Made(list(made), handles, Download(rows, started)))
+        self._unwritten.put(_Made(list(made), handles, Download(rows, started), nbytes))
 
     def _write_all(self, cache: ItemCache) -> None:
         while True:
