@@ -77,8 +77,8 @@ _ADMIT: Final = (
     Mutant(
         what="a wait may be announced that is longer than a minute",
         file=_GATE,
-        old="return min(max(float(math.ceil(seconds_each * (self.num_waiting + 1))), least), most)",
-        new="return max(float(math.ceil(seconds_each * (self.num_waiting + 1))), least)",
+        old="return min(max(expected_s, least), most)",
+        new="return max(expected_s, least)",
         tests=_GATE_TESTS,
     ),
 )
