@@ -51,6 +51,11 @@ class Memory:
             (start // PAGE_NBYTES + int(holes[0])) * PAGE_NBYTES if len(holes) else len(self.data)
         )
 
+    def first_used(self, start: int) -> int | None:
+        """Return the first byte from ``start`` on that is not zero; ``None`` if there is none."""
+        used = np.flatnonzero(self.data[start:])
+        return start + int(used[0]) if len(used) else None
+
     def open(self, process: Process) -> None:
         """Count an opened descriptor."""
 

@@ -30,6 +30,7 @@ MODULES = (
 _BESIDES: dict[tuple[str, str], Any] = {
     ("afferent.store.arena", "_libc"): SimpleNamespace(madvise=lambda *_: 0),
     ("afferent.store.backing", "CHUNK_NBYTES"): 2 * PAGE_NBYTES,
+    ("afferent.store.backing", "AHEAD_NBYTES"): 2 * PAGE_NBYTES,
     ("afferent.store.backing", "memory"): SimpleNamespace(
         available_nbytes=lambda: 1 << 40, limit_nbytes=lambda: 1 << 40
     ),

@@ -6,6 +6,7 @@ other attribute raises an error, so that no real call happens by accident.
 
 from __future__ import annotations
 
+import errno
 import gc as real_gc
 import mmap as real_mmap
 import os as real_os
@@ -77,9 +78,14 @@ def _fallocate(fd: int, offset: int, nbytes: int) -> None:
 
 
 def _lseek(fd: int, at: int, how: int) -> int:
-    if how != real_os.SEEK_HOLE:
-        raise OSError(22, "not simulated")
-    return cast(int, calling().fds[fd].first_hole(at))
+    memory: Memory = calling().fds[fd]
+    if how == real_os.SEEK_HOLE:
+        return memory.first_hole(at)
+    if how != real_os.SEEK_DATA:
+        raise OSError(errno.EINVAL, "not simulated")
+    if (used := memory.first_used(at)) is None:
+        raise OSError(errno.ENXIO, "no data behind this offset")
+    return used
 
 
 def _open(path: str, flags: int, mode: int = 0) -> int:
@@ -100,6 +106,8 @@ def _pread(fd: int, nbytes: int, offset: int) -> bytes:
 
 
 def _pwrite(fd: int, data: bytes, offset: int) -> int:
+    if len(data) >= PAGE_NBYTES:  # for less, there is always memory
+        _fallocate(fd, offset, len(data))
     calling().fds[fd].data[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
     return len(data)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from afferent.errors import StoreFull
 from afferent.runtime import memory
 from afferent.store import backing
 from afferent.store.arena import ArenaMap, create_segment, open_segment
-from afferent.store.backing import CHUNK_NBYTES, Backing
+from afferent.store.backing import AHEAD_NBYTES, CHUNK_NBYTES, Backing
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.client.local_store import LocalStore
 from afferent.store.daemon.server import StoreServer
@@ -78,13 +79,47 @@ def test_the_chunk_after_what_is_used_is_got_ahead_of_its_use(fd: int) -> None:
     backed = Backing(fd, ahead=True)
     backed.prepare([0])
     wait_for_threads()
-    assert taken_nbytes(fd) == CHUNK_NBYTES
+    assert taken_nbytes(fd) == AHEAD_NBYTES == 2 * CHUNK_NBYTES
     assert backed.back(0, 1) == CHUNK_NBYTES
     wait_for_threads()
-    assert taken_nbytes(fd) == 2 * CHUNK_NBYTES
-    assert backed.back(2 * CHUNK_NBYTES, CAPACITY) == CAPACITY
+    assert taken_nbytes(fd) == CHUNK_NBYTES + AHEAD_NBYTES
+    assert backed.back(3 * CHUNK_NBYTES, CAPACITY) == CAPACITY
     wait_for_threads()
     assert taken_nbytes(fd) == CAPACITY, "after the last chunk there is none"
+
+
+def test_memory_that_was_used_is_not_cleared(fd: int) -> None:
+    """A daemon that restarts prepares chunks that a process still reads."""
+    for offset, nbytes in ((7, 3), (CHUNK_NBYTES, 1), (3 * CHUNK_NBYTES - 1, 1)):
+        os.pwrite(fd, b"\1" * nbytes, offset)
+    backed = Backing(fd, ahead=True)
+    backed.prepare([0, 2 * CHUNK_NBYTES])
+    wait_for_threads()
+    assert taken_nbytes(fd) == CAPACITY
+    with ArenaMap(fd, writable=False) as arena:
+        used = np.flatnonzero(np.frombuffer(arena.block(0, CAPACITY), np.uint8))
+    assert used.tolist() == [7, 8, 9, CHUNK_NBYTES, 3 * CHUNK_NBYTES - 1]
+
+
+def test_many_calls_at_once_allocate_each_chunk_once(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[tuple[int, int]] = []
+
+    def give_memory(_: int, start: int, end: int) -> None:
+        written.append((start, end))
+        backing_give_memory(fd, start, end)
+
+    backing_give_memory = backing.give_memory
+    monkeypatch.setattr(backing, "give_memory", give_memory)
+    backed = Backing(fd, ahead=True)
+    with ThreadPoolExecutor(8) as pool:
+        ends = list(pool.map(lambda _: backed.back(0, CAPACITY), range(64)))
+    wait_for_threads()
+    assert set(ends) == {CAPACITY}
+    assert sorted(written) == [
+        (start, start + CHUNK_NBYTES) for start in range(0, CAPACITY, CHUNK_NBYTES)
+    ]
 
 
 def test_the_machine_keeps_a_part_of_its_memory(fd: int, machine: Machine) -> None:
@@ -122,7 +157,7 @@ def test_a_kernel_that_refuses_is_heard(fd: int, monkeypatch: pytest.MonkeyPatch
     def refuse(*_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(backing.os, "posix_fallocate", refuse)
+    monkeypatch.setattr(backing.os, "pwrite", refuse)
     assert Backing(fd, ahead=False).back(0, 1) == 0
 
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import fcntl
 import mmap
 import os
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
@@ -29,11 +27,11 @@ from afferent.store import backing
 _PAGE = mmap.PAGESIZE
 _MAX_PART_OF_MEMORY = 0.9
 _ALLOCATE_STEP_NBYTES = 32 << 20
-_POPULATE_STEP_NBYTES = 8 << 20
+_PIECE_NBYTES = 1 << 20
+"""Part of the arena whose page tables are filled in one step; chunks consist of such pieces."""
 _MADV_DONTFORK = 10
 _MADV_HUGEPAGE = 14
 _MADV_POPULATE_READ = 22  # since Linux 5.14
-_MADV_POPULATE_WRITE = 23
 
 _libc = ctypes.CDLL(None, use_errno=True)  # its calls, unlike mmap.madvise, release the GIL
 _maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
@@ -109,7 +107,7 @@ def allocate(fd: int) -> Iterator[None]:
     nbytes = os.fstat(fd).st_size
     try:
         for start in range(0, nbytes, _ALLOCATE_STEP_NBYTES):
-            os.posix_fallocate(fd, start, min(_ALLOCATE_STEP_NBYTES, nbytes - start))
+            backing.give_memory(fd, start, min(start + _ALLOCATE_STEP_NBYTES, nbytes))
             yield
     except OSError as error:
         raise ConfigError(
@@ -133,8 +131,8 @@ class ArenaMap:
     def __init__(self, fd: int, *, writable: bool) -> None:
         """Map all of ``fd``; the descriptor itself may be closed afterwards.
 
-        A thread fills the page tables, for each chunk that has memory or is used. No caller waits
-        for it, and memory that was never stored to has no entries.
+        The page tables are filled for the blocks that this process uses: memory that was never
+        stored to has no entries. Of an arena that had all its memory before, a thread fills them.
         """
         status = os.fstat(fd)
         self.nbytes, self.identity = status.st_size, (status.st_dev, status.st_ino)
@@ -148,14 +146,15 @@ class ArenaMap:
         self._all: memoryview | None = None
         self._retired: weakref.ref[Any] | None = None
         self.renew()
-        self._stop, self._lock = threading.Event(), threading.Lock()
-        self._chunk_nbytes = backing.CHUNK_NBYTES
-        self._is_seen = bytearray(self.nbytes // self._chunk_nbytes + 1)
-        self._to_populate = deque[int]()
+        self._is_mapped = bytearray(-(-self.nbytes // _PIECE_NBYTES))
+        self._stop = threading.Event()
         self._populating: threading.Thread | None = None
         self.is_whole = backing.is_whole(fd)  # all pages existed when it was mapped
         if self.is_whole:
-            self._see(0, self.nbytes)
+            populating = threading.Thread(target=self._populate, name="populate", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no more threads: blocks as they are used
+                populating.start()
+                self._populating = populating
 
     def block(self, offset: int, nbytes: int) -> memoryview:
         """Return the bytes ``[offset, offset + nbytes)``; read-only if the map is.
@@ -167,8 +166,9 @@ class ArenaMap:
         if everything is None:
             raise StaleHandle("the store has been closed, or restarts: nothing of it can be read")
         self._check_inside(offset, nbytes)
-        if not self._is_seen[offset // self._chunk_nbytes]:
-            self._see(offset, nbytes)
+        first, end = offset // _PIECE_NBYTES, -(-(offset + nbytes) // _PIECE_NBYTES)
+        if self._is_mapped.find(0, first, end) >= 0:
+            self._fill_tables(first, end)
         return everything[offset : offset + nbytes]
 
     def _check_inside(self, offset: int, nbytes: int) -> None:
@@ -234,31 +234,23 @@ class ArenaMap:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _see(self, offset: int, nbytes: int) -> None:
-        """Let a thread populate the chunks of this block, which has all its pages."""
-        chunks = range(offset // self._chunk_nbytes, -(-(offset + nbytes) // self._chunk_nbytes))
-        with self._lock:
-            for number in chunks:
-                if not self._is_seen[number]:
-                    self._is_seen[number] = 1
-                    self._to_populate.append(number)
-            running = self._populating is not None and self._populating.is_alive()
-            if not running and not self._stop.is_set():
-                populating = threading.Thread(target=self._populate, name="populate", daemon=True)
-                with contextlib.suppress(RuntimeError):  # no more threads: page faults instead
-                    populating.start()
-                    self._populating = populating
-
     def _populate(self) -> None:
-        """Populate the queued chunks; page faults fill those queued at the very end."""
-        advice = _MADV_POPULATE_WRITE if self.writable else _MADV_POPULATE_READ
-        while self._to_populate:
-            start = self._to_populate.popleft() * self._chunk_nbytes
-            end = min(start + self._chunk_nbytes, self.nbytes)
-            for offset in range(start, end, _POPULATE_STEP_NBYTES):
-                nbytes = min(_POPULATE_STEP_NBYTES, end - offset)
-                if self._stop.is_set() or self._advise(offset, nbytes, advice) == errno.EINVAL:
-                    return  # an old kernel fills the tables one fault at a time
+        """Fill the tables for the whole arena, piece by piece."""
+        for number in range(len(self._is_mapped)):
+            if self._stop.is_set():
+                return
+            self._fill_tables(number, number + 1)
+
+    def _fill_tables(self, first: int, end: int) -> None:
+        """Fill the page tables for these pieces; two threads may do so at once.
+
+        To read is enough, also for a writer, and costs a third of writing. It takes a page fault
+        for each page where the kernel is too old, or where memory was never touched.
+        """
+        start = first * _PIECE_NBYTES
+        nbytes = min(end * _PIECE_NBYTES, self.nbytes) - start
+        self._advise(start, nbytes, _MADV_POPULATE_READ)
+        self._is_mapped[first:end] = b"\1" * (end - first)
 
     def _advise(self, offset: int, nbytes: int, advice: int) -> int:
         """Call madvise(2); return the error number, or 0."""

@@ -13,13 +13,18 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable
 
 from afferent.runtime import logs, memory
 
-CHUNK_NBYTES = 32 << 20
-"""Takes about 10 ms of the kernel's time, most of it to clear pages."""
+CHUNK_NBYTES = 16 << 20
+"""Takes about 7 ms, and the check of free memory half a millisecond more."""
+AHEAD_NBYTES = 32 << 20
+"""Memory that a thread allocates beyond the last requested byte."""
 
+_ZEROS = memoryview(bytes(256 << 10))
+"""Fits into a core's cache."""
 _TRY_AGAIN_S = 0.9
 _LEFT_PART, _MOST_LEFT_NBYTES = 0.05, 1 << 30
 """Part, and maximum bytes, of the machine's memory that are left to other processes."""
@@ -32,11 +37,12 @@ class Backing:
 
     Args:
         fd: Descriptor of the file, which stays open. It has its size; pages may be missing.
-        ahead: Let a thread allocate the chunk after the last requested one, so that no call waits
-            for it.
+        ahead: Let a thread allocate the next `AHEAD_NBYTES` after the last requested byte, so that
+            no call waits for them.
 
     Invariants:
         - Each chunk in ``_backed`` has all its pages.
+        - One chunk is allocated at a time, under ``_allocating``.
     """
 
     def __init__(self, fd: int, *, ahead: bool) -> None:
@@ -44,6 +50,9 @@ class Backing:
         self._nbytes, self._chunk_nbytes = os.fstat(fd).st_size, CHUNK_NBYTES
         num_chunks = -(-self._nbytes // self._chunk_nbytes)
         self._backed = set(range(num_chunks)) if is_whole(fd) else set[int]()
+        self._allocating = threading.Lock()
+        self._wanted = deque[int]()
+        self._thread: threading.Thread | None = None
         self._refused_until_s = 0.0
         self._seldom = logs.Seldom(log)
 
@@ -60,15 +69,24 @@ class Backing:
         return max(start, min(at * self._chunk_nbytes, self._nbytes))
 
     def prepare(self, offsets: Iterable[int]) -> None:
-        """Let a thread allocate the chunks of these offsets, if ``ahead`` is set."""
-        chunks = [offset // self._chunk_nbytes for offset in offsets if offset < self._nbytes]
-        wanted = [number for number in chunks if number not in self._backed]
-        if self._ahead and wanted and not self._is_refused:
-            thread = threading.Thread(
-                target=lambda: [self._has(number) for number in wanted], name="arena", daemon=True
-            )
-            with contextlib.suppress(RuntimeError):  # no more threads: no chunk is allocated ahead
+        """Let a thread allocate memory from these offsets on, if ``ahead`` is set."""
+        if not self._ahead or self._is_refused:
+            return
+        for offset in offsets:
+            end = min(offset + AHEAD_NBYTES, self._nbytes)
+            chunks = range(offset // self._chunk_nbytes, -(-end // self._chunk_nbytes))
+            new = [each for each in chunks if each not in self._backed]
+            self._wanted.extend(each for each in new if each not in self._wanted)
+        if self._wanted and not (self._thread is not None and self._thread.is_alive()):
+            thread = threading.Thread(target=self._allocate_wanted, name="arena", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no more threads: nothing is allocated ahead
                 thread.start()
+                self._thread = thread
+
+    def _allocate_wanted(self) -> None:
+        """Allocate the wanted chunks; the next `prepare` repeats those that came too late."""
+        while self._wanted:
+            self._has(self._wanted.popleft())
 
     @property
     def has_refused(self) -> bool:
@@ -84,6 +102,10 @@ class Backing:
         """Whether a chunk has memory now; two threads may call it at once."""
         if number in self._backed:
             return True
+        with self._allocating:
+            return number in self._backed or self._get(number)
+
+    def _get(self, number: int) -> bool:
         if self._is_refused:
             return False
         start = number * self._chunk_nbytes
@@ -112,9 +134,28 @@ def has_memory(fd: int, start: int, end: int) -> bool:
     return os.lseek(fd, start, os.SEEK_HOLE) >= end
 
 
+def give_memory(fd: int, start: int, end: int) -> None:
+    """Allocate all pages of ``[start, end)``, and clear them unless some of them were used.
+
+    The kernel would clear each page when a process first touches it. Afterwards, a process maps it
+    in a third of the time.
+
+    Raises:
+        OSError: There is not enough memory.
+    """
+    try:
+        is_used = os.lseek(fd, start, os.SEEK_DATA) < end
+    except OSError:  # no later page was used either
+        is_used = False
+    if is_used:
+        os.posix_fallocate(fd, start, end - start)
+    while not is_used and start < end:
+        start += os.pwrite(fd, _ZEROS[: end - start], start)
+
+
 def _allocate(fd: int, start: int, end: int) -> None:
     """Allocate pages, but keep a reserve: the kernel does not refuse, but kills processes."""
     least_nbytes = min(memory.limit_nbytes() * _LEFT_PART, _MOST_LEFT_NBYTES)
     if memory.available_nbytes() - (end - start) < least_nbytes:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-    os.posix_fallocate(fd, start, end - start)
+    give_memory(fd, start, end)
