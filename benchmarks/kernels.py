@@ -4,7 +4,8 @@ All run in one thread of one process, with a worker's settings of malloc:
 
 - `decode` is Afferent's decoder, `pillow` is Pillow's;
 - `decode_before` is the PNG decoder until November 2026 (libspng);
-- `resize` is the compiled part, which writes patches;
+- `resize` is the compiled part, which writes patches, and `avx2` its variant for AVX2, if the
+  processor has it;
 - `libraries` is the same without the compiled part: torch, and numpy for the patches;
 - `copy` is the lower bound of everything that writes features.
 """
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 
 import imagecodecs
 import numpy as np
@@ -38,8 +40,8 @@ from benchmarks.record import MIN_SAMPLES, BusyMeter, Goal, Report, Row, alterna
 
 QUESTION = "What processor time does an image take, kernel by kernel, on its way to patches?"
 COLUMNS = (
-    *("file", "to", "pillow", "decode_before", "decode", "libraries", "resize", "copy"),
-    *("main_ms", "ms"),
+    *("file", "to", "pillow", "decode_before", "decode", "libraries", "avx2", "resize", "copy"),
+    *("main_ms", "avx2_ms", "ms"),
 )
 
 _WIDTH, _HEIGHT = 1275, 1650
@@ -55,6 +57,7 @@ _FILES: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
 }
 _QUICK_FILES: Final = ("page, PNG", "page, JPEG")
 _GOALS: Final = {"page, PNG": 0.65, "page, JPEG": 0.67}
+_AVX512_GOAL: Final = 0.67
 _MALLOC: Final = {-3: 32 * MiB, -1: 128 * MiB, -2: 16 * MiB}
 """`mallopt`'s thresholds for mmap and for trimming, and its padding, as in a worker."""
 
@@ -70,7 +73,7 @@ def _files(*, quick: bool) -> tuple[str, ...]:
 
 
 def _num_sides(name: str) -> int:
-    return 6 if name.endswith("PNG") else 5
+    return 6 + name.endswith("PNG")
 
 
 def run(*, quick: bool, after_sample: AfterSample) -> Report:
@@ -99,7 +102,7 @@ def _row(name: str, size: str, samples: dict[str, list[float]]) -> Row:
     keys: dict[str, Any] = {"file": name, "to": size}
     if "decode_before" not in samples:
         keys["decode_before"] = ""
-    for whole, kernel in (("main_ms", "libraries"), ("ms", "resize")):
+    for whole, kernel in (("main_ms", "libraries"), ("avx2_ms", "avx2"), ("ms", "resize")):
         samples[whole] = [a + b for a, b in zip(samples["decode"], samples[kernel], strict=True)]
     return Row(keys, samples)
 
@@ -111,6 +114,10 @@ def _goals(rows: list[Row]) -> Iterator[Goal]:
             continue
         part = row.median("ms") / row.median("main_ms")
         yield Goal(f"{name}: at most {most:g} of what it took without", part <= most, part)
+        if resize.variant == "avx512":
+            of_avx2 = row.median("resize") / row.median("avx2")
+            title = f"{name}: resizing with AVX-512 at most {_AVX512_GOAL:g} of AVX2's time"
+            yield Goal(title, of_avx2 <= _AVX512_GOAL, of_avx2)
         if "decode_before" in row.samples:
             before = row.median("decode_before") + row.median("libraries")
             part = row.median("ms") / before
@@ -145,20 +152,24 @@ def _sides(name: str, family: QwenVlFamily) -> Iterator[tuple[str, Callable[[], 
         {key: np.zeros(spec.shape, spec.dtype) for key, spec in specs.items()} for _ in range(2)
     )
 
-    def by_libraries() -> None:
-        compiled, resize.compiled = resize.compiled, None
-        try:
+    def processed(**changes: Any) -> None:
+        with mock.patch.multiple(resize, **changes):
             family.process(image, made)
-        finally:
-            resize.compiled = compiled
 
     yield "pillow", _timed(lambda: np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
     if format == "PNG":
         yield "decode_before", _timed(lambda: imagecodecs.spng_decode(data))
     yield "decode", _timed(lambda: decode_image(memoryview(data), header, limits))
-    yield "libraries", _timed(by_libraries)
-    yield "resize", _timed(lambda: family.process(image, made))
+    yield "libraries", _timed(lambda: processed(compiled=None))
+    fastest = resize.variant
+    avx2 = "avx2" if _has_avx2() else fastest
+    yield "avx2", _timed(lambda: processed(variant=avx2))
+    yield "resize", _timed(lambda: processed(variant=fastest))
     yield "copy", _timed(lambda: np.copyto(copied["pixel_values"], made["pixel_values"]))
+
+
+def _has_avx2() -> bool:
+    return resize.compiled is not None and "avx2" in resize.compiled.VARIANTS
 
 
 def _timed(work: Callable[[], Any]) -> Callable[[], float]:

@@ -11,15 +11,17 @@ import pytest
 import torch
 from PIL import Image
 
+from afferent.media.decoded import Array
 from afferent.media.families.qwen_vl import QwenVlFamily
 from afferent.media.families.registry import describe
 from afferent.media.transforms import resize
 from afferent.media.transforms.patches import patch_views
 from afferent.media.transforms.resize import Resampling
-from afferent.media.transforms.weights import AS_IT_IS
+from afferent.media.transforms.weights import AS_IT_IS, Table
 from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from tests.media.folders import draw_pixels
 
+NUM_CASES, NUM_STORM_CASES = 100, 5_000
 MODEL = BUILT_IN_MODELS / "shapes"
 FILTERS = list(Image.Resampling)
 BICUBIC = Resampling(int(Image.Resampling.BICUBIC))
@@ -27,11 +29,25 @@ BICUBIC = Resampling(int(Image.Resampling.BICUBIC))
 needs_compiled = pytest.mark.skipif(resize.compiled is None, reason="there is no compiled part")
 
 
-@pytest.fixture(params=[pytest.param("compiled", marks=needs_compiled), "libraries"])
+VARIANTS = [
+    pytest.param(
+        name,
+        marks=pytest.mark.skipif(
+            resize.compiled is None or name not in resize.compiled.VARIANTS,
+            reason="there is no compiled part, or the processor lacks the variant",
+        ),
+    )
+    for name in ("avx512", "avx2", "portable")
+]
+
+
+@pytest.fixture(params=[*VARIANTS, "libraries"])
 def part(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Select the implementation of the resizing."""
     if request.param == "libraries":
         monkeypatch.setattr(resize, "compiled", None)
+    else:
+        monkeypatch.setattr(resize, "variant", request.param)
     return str(request.param)
 
 
@@ -86,6 +102,9 @@ def test_large_images_are_pillows_to_the_bit(part: str) -> None:
         {"out": np.zeros((3, 4, 2, 1), np.uint8)},
         {"out": np.zeros((4, 4, 2), np.uint8)},
         {"out": np.zeros((3, 0, 2), np.uint8)},
+        {"across": (np.array([0, 3], np.int32), np.full((2, 2), 0x7F7F80, np.int32), 8)},
+        {"across": (np.array([0, 3], np.int32), np.full((2, 2), -0x7F7F80, np.int32), 8)},
+        {"variant": "avx1024"},
     ],
     ids=str,
 )
@@ -95,6 +114,7 @@ def test_what_would_lead_outside_is_refused(change: dict[str, Any]) -> None:
         "across": (np.array([0, 3], np.int32), np.full((2, 2), 128, np.int32), 8),
         "down": AS_IT_IS,
         "out": np.zeros((3, 4, 2), np.uint8),
+        "variant": resize.variant,
     }
     assert resize.compiled is not None
     resize.compiled.resample(*given.values())
@@ -107,8 +127,116 @@ def test_what_can_not_be_written_is_refused() -> None:
     out = np.zeros((3, 4, 5), np.uint8)
     out.flags.writeable = False
     assert resize.compiled is not None
+    pixels = np.zeros((4, 5, 3), np.uint8)
     with pytest.raises((BufferError, ValueError)):
-        resize.compiled.resample(np.zeros((4, 5, 3), np.uint8), AS_IT_IS, AS_IT_IS, out)
+        resize.compiled.resample(pixels, AS_IT_IS, AS_IT_IS, out, resize.variant)
+
+
+def drawn_table(rng: np.random.Generator, length: int) -> Table:
+    """Draw positions of any distance, and weights of any size, but few at the same time."""
+    if rng.random() < 0.1:
+        return AS_IT_IS
+    taps = int(rng.integers(1, min(length, 40) + 1))
+    size, reach = int(rng.integers(1, 200)), int(rng.integers(0, length - taps + 1))
+    starts = np.sort(rng.integers(0, reach + 1, size)) + int(
+        rng.integers(0, length - taps - reach + 1)
+    )
+    most = int(rng.choice([0x7F, 0x7F7F, 0x7F80, 0x8000, 0x7F7F7F]))
+    weights = rng.integers(-most, most + 1, (size, taps))
+    weights[rng.random((size, taps)) < 0.2] = most * int(rng.choice([-1, 1]))
+    return starts.astype(np.int32), weights.astype(np.int32), int(rng.integers(1, 31))
+
+
+def weighed(values: Array, table: Table) -> Array:
+    """Return sums along the first dimension that wrap at 32 bits, rounded and cut to bytes."""
+    starts, weights, shift = table
+    if starts is None or weights is None:
+        return values
+    sums = np.full((len(starts), *values.shape[1:]), 1 << (shift - 1), np.uint32)
+    for tap in range(weights.shape[1]):
+        factors = weights[:, tap].view(np.uint32).reshape(-1, *[1] * (values.ndim - 1))
+        sums += factors * values[starts + tap].astype(np.uint32)
+    return np.clip(sums.view(np.int32) >> shift, 0, 255).astype(np.uint8)
+
+
+def drawn_source(rng: np.random.Generator) -> Array:
+    """Draw pixels: close together, by planes, a part of a larger picture, or upside down."""
+    rows, columns = int(rng.integers(1, 90)), int(rng.integers(1, rng.choice([9, 130, 3000])))
+    pixels = rng.integers(0, 256, (rows + 2, columns + 2, 3), np.uint8)
+    match int(rng.integers(4)):
+        case 0:
+            return pixels[1:-1, 1:-1]
+        case 1:
+            return np.ascontiguousarray(pixels[1:-1, 1:-1])
+        case 2:
+            return np.ascontiguousarray(pixels.transpose(2, 0, 1)).transpose(1, 2, 0)[1:-1, 1:-1]
+        case _:
+            return pixels[::-1]
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_resample_any_table_gives_the_sums(variant: str, request: pytest.FixtureRequest) -> None:
+    rng = np.random.default_rng(11)
+    assert resize.compiled is not None
+    num_cases = NUM_STORM_CASES if request.config.getoption("--storm") else NUM_CASES
+    for index in range(num_cases):
+        pixels = drawn_source(rng)
+        across, down = (drawn_table(rng, length) for length in (pixels.shape[1], pixels.shape[0]))
+        wide = weighed(pixels.transpose(1, 0, 2), across).transpose(1, 0, 2)
+        expected = weighed(wide, down).transpose(2, 0, 1)
+        channels, rows, columns = expected.shape
+        whole = np.full((channels, rows, 2 * columns + 2), 77, np.uint8)
+        out = whole[..., 1:-1:2] if index % 2 else whole[..., 1 : columns + 1]
+        resize.compiled.resample(pixels, across, down, out, variant)
+        np.testing.assert_array_equal(out, expected, err_msg=f"case {index}, {pixels.shape}")
+        out[...] = 77
+        assert (whole == 77).all()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("span", [63, 64, 65, 127, 128, 129])
+def test_resample_span_at_the_edge_of_a_register_gives_the_sums(variant: str, span: int) -> None:
+    """AVX-512 reads the neighbours of sixteen outputs at once, if 128 bytes hold the first four."""
+    rng = np.random.default_rng(span)
+    pixels = rng.integers(0, 256, (3, span + 4, 3), np.uint8)
+    starts = np.repeat(np.array([0, span - 4], np.int32), [15, 10])
+    across = (starts, rng.integers(200, 999, (25, 8)).astype(np.int32), 13)
+    out = np.empty((3, 3, 25), np.uint8)
+    assert resize.compiled is not None
+    resize.compiled.resample(pixels, across, AS_IT_IS, out, variant)
+    expected = weighed(pixels.transpose(1, 0, 2), across).transpose(2, 1, 0)
+    np.testing.assert_array_equal(out, expected)
+
+
+GUARDED = """
+import ctypes, mmap, sys
+import numpy as np
+from afferent.media.transforms import resize, weights
+
+size = 4 * mmap.PAGESIZE
+memory = mmap.mmap(-1, size + mmap.PAGESIZE)
+begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(begin + size), mmap.PAGESIZE, 0) == 0
+for columns in range(1, 200):
+    whole = np.frombuffer(memory, np.uint8, size)[-6 * columns :]
+    for pixels in (
+        whole.reshape(2, columns, 3),
+        whole.reshape(3, 2, columns).transpose(1, 2, 0),
+    ):
+        for width in (columns, columns // 5 + 1, columns // 2 + 1, 2 * columns):
+            out = np.zeros((3, 2, width), np.uint8)
+            across = weights.table(columns, width, 3, "pillow")
+            resize._native.resample(pixels, across, weights.AS_IT_IS, out, sys.argv[1])
+print("done")
+"""
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_resample_source_before_a_guarded_page_reads_nothing_behind(variant: str) -> None:
+    command = [sys.executable, "-c", GUARDED, variant]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
 @pytest.mark.parametrize("first", ["width", "height"])

@@ -69,7 +69,7 @@ MISSED: dict[str, tuple[int, str]] = {
     "overdue-jobs": (112, "leak"),
     "overdue-fetches": (377, "leak"),
     "fetches-in-vain": (77, "rules"),
-    "kept-pins": (577, "freed"),
+    "kept-pins": (5377, "freed"),
     "hand-on": (101, "rules"),
     "abandoned-jobs": (15, "rules"),
     "place-waiting": (37, "rules"),

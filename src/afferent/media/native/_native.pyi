@@ -1,14 +1,21 @@
+from typing import Final
+
 from afferent.media.decoded import Array
 from afferent.media.transforms.weights import Table
 
-def resample(pixels: Array, across: Table, down: Table, out: Array, /) -> None:
+VARIANTS: Final[list[str]]
+"""Variants of the code that this processor has, the fastest first: avx512, avx2, portable."""
+
+def resample(pixels: Array, across: Table, down: Table, out: Array, variant: str, /) -> None:
     """Weigh RGB bytes across, round them to bytes, weigh these down, and write them into ``out``.
 
     Args:
         pixels: ``(rows, columns, 3)``, row by row or plane by plane.
         out: ``(3, rows ..., columns ...)``: each side may be cut into any number of dimensions.
+        variant: One of `VARIANTS`; each writes the same bytes.
 
     Raises:
-        ValueError: An index is out of bounds, or the shapes do not match.
+        ValueError: An index is out of bounds, a weight is not within 24 bits, the shapes do not
+            match, or this processor lacks the variant.
         MemoryError: Memory is insufficient.
     """

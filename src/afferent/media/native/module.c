@@ -2,6 +2,7 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <string.h>
 
 #include "resample.h"
 
@@ -47,6 +48,9 @@ static int check_axis(const Py_buffer *starts, const Py_buffer *weights, size_t 
     if (num_weights / axis->size > MOST_TAPS || axis->shift < 1 || axis->shift > MOST_SHIFT)
         return refuse("weights out of range");
     axis->taps = (int)(num_weights / axis->size);
+    for (size_t i = 0; i < num_weights; i++)
+        if (axis->weights[i] > MOST_WEIGHT || axis->weights[i] < -MOST_WEIGHT)
+            return refuse("a weight out of range");
     int64_t least = 0;
     for (size_t i = 0; i < axis->size; i++) {
         if (axis->starts[i] < least || (size_t)axis->starts[i] + (size_t)axis->taps > length)
@@ -96,8 +100,15 @@ static int check_target(const Py_buffer *view, size_t height, size_t width, Targ
     return target->row_at && target->run_at ? 0 : -1;
 }
 
-static PyObject *call(const Py_buffer *pixels, const Py_buffer *tables, const Py_buffer *out,
-                      Axis *across, Axis *down) {
+static const Variant *variant_named(const char *name) {
+    const Variant *variant = next_variant(NULL);
+    while (variant && strcmp(name_of(variant), name) != 0) variant = next_variant(variant);
+    if (!variant) PyErr_SetString(PyExc_ValueError, "this processor has no such variant");
+    return variant;
+}
+
+static PyObject *call(const Variant *variant, const Py_buffer *pixels, const Py_buffer *tables,
+                      const Py_buffer *out, Axis *across, Axis *down) {
     Source source;
     Target target = {0};
     int failed = check_source(pixels, &source);
@@ -106,7 +117,7 @@ static PyObject *call(const Py_buffer *pixels, const Py_buffer *tables, const Py
     failed = failed || check_target(out, down->size, across->size, &target);
     if (!failed) {
         Py_BEGIN_ALLOW_THREADS
-        failed = resample(&source, across, down, &target);
+        failed = resample(variant, &source, across, down, &target);
         Py_END_ALLOW_THREADS
         if (failed) PyErr_NoMemory();
     }
@@ -118,14 +129,17 @@ static PyObject *call(const Py_buffer *pixels, const Py_buffer *tables, const Py
 
 static PyObject *py_resample(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *from, *to, *result = NULL;
+    const char *name;
     Py_buffer tables[NUM_TABLES] = {{0}}, pixels, out;
     Axis across = {0}, down = {0};
-    if (!PyArg_ParseTuple(args, "O(z*z*i)(z*z*i)O", &from, &tables[ACROSS], &tables[ACROSS_WEIGHTS],
-                          &across.shift, &tables[DOWN], &tables[DOWN_WEIGHTS], &down.shift, &to))
+    if (!PyArg_ParseTuple(args, "O(z*z*i)(z*z*i)Os", &from, &tables[ACROSS],
+                          &tables[ACROSS_WEIGHTS], &across.shift, &tables[DOWN],
+                          &tables[DOWN_WEIGHTS], &down.shift, &to, &name))
         return NULL;
-    if (PyObject_GetBuffer(from, &pixels, PyBUF_STRIDES) == 0) {
+    const Variant *variant = variant_named(name);
+    if (variant && PyObject_GetBuffer(from, &pixels, PyBUF_STRIDES) == 0) {
         if (PyObject_GetBuffer(to, &out, PyBUF_STRIDES | PyBUF_WRITABLE) == 0) {
-            result = call(&pixels, tables, &out, &across, &down);
+            result = call(variant, &pixels, tables, &out, &across, &down);
             PyBuffer_Release(&out);
         }
         PyBuffer_Release(&pixels);
@@ -139,13 +153,19 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static int check_machine(PyObject *Py_UNUSED(module)) {
-    if (can_resample()) return 0;
-    PyErr_SetString(PyExc_ImportError, "this processor lacks AVX2");
-    return -1;
+static int add_variants(PyObject *module) {
+    PyObject *names = PyList_New(0);
+    int failed = !names || PyModule_AddObjectRef(module, "VARIANTS", names);
+    for (const Variant *each = next_variant(NULL); each && !failed; each = next_variant(each)) {
+        PyObject *name = PyUnicode_FromString(name_of(each));
+        failed = !name || PyList_Append(names, name);
+        Py_XDECREF(name);
+    }
+    Py_XDECREF(names);
+    return failed ? -1 : 0;
 }
 
-static PyModuleDef_Slot slots[] = {{Py_mod_exec, check_machine}, {0, NULL}};
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, add_variants}, {0, NULL}};
 
 static PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,

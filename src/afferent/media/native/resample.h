@@ -8,6 +8,9 @@
 
 #define CHANNELS 3
 
+/* Weights are at most as far from 0: three signed bytes hold them. */
+#define MOST_WEIGHT 0x7F7F7F
+
 /* Pixels: rows of them anywhere, in a row one behind the other, or by planes. */
 typedef struct {
     const uint8_t *bytes;
@@ -32,10 +35,14 @@ typedef struct {
     size_t num_runs, run;
 } Target;
 
-/* 0, or -1 without memory. All has been checked. */
-int resample(const Source *source, const Axis *across, const Axis *down, const Target *target);
+typedef struct Variant Variant;
 
-/* Whether this processor has what the code was compiled for. */
-int can_resample(void);
+/* The next slower variant that this processor has; after NULL the fastest; NULL after the last. */
+const Variant *next_variant(const Variant *after);
+const char *name_of(const Variant *variant);
+
+/* 0, or -1 without memory. All has been checked. Each variant writes the same bytes. */
+int resample(const Variant *variant, const Source *source, const Axis *across, const Axis *down,
+             const Target *target);
 
 #endif

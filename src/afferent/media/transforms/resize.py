@@ -29,12 +29,14 @@ log = logging.getLogger(__name__)
 
 compiled: ModuleType | None
 """``None`` if it could not be built."""
+variant: str
+"""Variant of the compiled part: the fastest that this processor has. Tests select others."""
 try:
     from afferent.media.native import _native
 
-    compiled = _native
+    compiled, variant = _native, _native.VARIANTS[0]
 except ImportError:
-    compiled = None
+    compiled, variant = None, ""
 
 _MODES = {
     Image.Resampling.BILINEAR: "bilinear",
@@ -103,9 +105,9 @@ class Resampling(Struct, frozen=True, forbid_unknown_fields=True):
         down = weights.table(rows, height, self.filter, self.rule)
         if self.rule == "pillow" and _is_down_first(pixels, width, height):
             between: Array = np.empty((3, height, columns), np.uint8)
-            _native.resample(pixels, AS_IT_IS, down, between)
+            _native.resample(pixels, AS_IT_IS, down, between, variant)
             pixels, down = between.transpose(1, 2, 0), AS_IT_IS
-        _native.resample(pixels, across, down, out)
+        _native.resample(pixels, across, down, out, variant)
 
     def _resized_by_others(self, pixels: Pixels, width: int, height: int) -> Pixels:
         mode = _MODES.get(Image.Resampling(self.filter))
@@ -137,7 +139,7 @@ def _is_down_first(pixels: Pixels, width: int, height: int) -> bool:
 def load(struct: Struct) -> None:
     """Load all that the `Resampling`s in ``struct`` need, before a zygote forks."""
     if compiled is None:
-        log.info("images are resized by libraries: the compiled part was not built, or lacks AVX2")
+        log.info("images are resized by libraries: the compiled part was not built")
     if needs_torch(struct):
         _load_torch()
 

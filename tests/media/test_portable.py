@@ -1,4 +1,4 @@
-"""The portable code of `native/lanes.h`, for machines without AVX2, with the sanitizer."""
+"""The sums of `native/portable.c`, for machines without AVX2, with the sanitizer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ LANES = 16
 PROGRAM = """
 #include <stdio.h>
 #include <stdlib.h>
-#include "lanes.h"
+#include "portable.c"
 
 /* TAPS SHIFT WEIGHT..., and TAPS times 16 bytes on standard input. */
 int main(int argc, char **argv) {
     const int taps = atoi(argv[1]), shift = atoi(argv[2]);
     int32_t weights[64], packed[64];
-    uint8_t from[64 * LANES], out[LANES];
+    uint8_t from[(64 + SPARE_TAPS) * LANES] = {0}, out[LANES];
     for (int i = 0; i < taps; i++) weights[i] = (int32_t)strtol(argv[3 + i], NULL, 10);
     if (fread(from, LANES, (size_t)taps, stdin) != (size_t)taps) return 3;
     pack(weights, taps, 1, packed);
@@ -37,9 +37,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         pytest.skip("there is no compiler here")
-    folder = tmp_path_factory.mktemp("lanes")
+    folder = tmp_path_factory.mktemp("portable")
     (folder / "main.c").write_text(PROGRAM)
-    flags = ["-std=c11", "-O1", "-DAFFERENT_PORTABLE", f"-I{SOURCES}"]
+    flags = ["-std=c11", "-O1", f"-I{SOURCES}"]
     flags += ["-fsanitize=undefined", "-fno-sanitize-recover=undefined"]
     built = subprocess.run(
         [compiler, *flags, "main.c", "-o", "main"],
