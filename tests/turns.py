@@ -27,6 +27,9 @@ from tests.server import wait_until
 _FIRST_TIMEOUT_S = 900.0
 _QUICK = tuple((Path(__file__).parent / "quick.txt").read_text().split())
 """Folders and files of pure logic: no process, no server, no torch."""
+_LONG = ("tests/test_docs_examples.py", "tests/test_wrong_settings.py", "tests/tier/test_node.py")
+"""Long files whose names are late in the alphabet. They begin early: at the end of a run, one
+worker would execute them while the others have no tests any more."""
 
 
 def _folder() -> Path | None:
@@ -55,10 +58,12 @@ def _has_first(session: pytest.Session) -> bool:
 
 
 def order(item: pytest.Item) -> int:
-    """Return 0 for the first test, 1 for tests that may run beside it, and 2 for all others."""
+    """Return 0 for the first test, 1 for tests that may run beside it, and more for all others."""
     if item.get_closest_marker("first") is not None:
         return 0
-    return 1 if item.nodeid.startswith(_QUICK) else 2
+    if item.nodeid.startswith(_QUICK):
+        return 1
+    return 2 if item.nodeid.startswith(_LONG) else 3
 
 
 def _is_alone(item: pytest.Item | None) -> bool:
@@ -81,7 +86,7 @@ def turn(item: pytest.Item, following: pytest.Item | None) -> Iterator[None]:
         yield
         return
     over = folder / "first-is-over"
-    if number == 2 and _has_first(item.session):
+    if number >= 2 and _has_first(item.session):
         wait_until(over.exists, timeout_s=_FIRST_TIMEOUT_S)
     room = _kept_room.pop() if _kept_room else _enter(folder, is_alone=_is_alone(item))
     try:
