@@ -30,6 +30,7 @@ from afferent.schedule.window import WindowIndex
 from afferent.types import Placeholder
 from benchmarks.controls.item_list import items_in_window
 from benchmarks.record import MIN_SAMPLES, BusyMeter, Goal, Report, Row, alternate
+from tests.collector import frozen
 
 QUESTION = (
     "What do a window (beside a bisection by key, as vLLM does), a step, a release and a session "
@@ -74,9 +75,8 @@ def run(*, quick: bool, after_sample: Callable[[], None], items: Sequence[int] =
         for number, recorder in recorders.items()
         for name in _SIDES
     }
-    gc.freeze()  # each side collects first; this excludes all other objects
-    alternate(sides, num_samples=_num_samples(quick=quick), after_sample=after_sample)
-    gc.unfreeze()
+    with frozen():  # each side collects first
+        alternate(sides, num_samples=_num_samples(quick=quick), after_sample=after_sample)
     report.rows = [recorder.row() for recorder in recorders.values()]
     report.goals = _goals(report.rows)
     report.busy_cores_elsewhere = meter.busy_cores_elsewhere()

@@ -21,4 +21,4 @@ def frozen() -> Iterator[None]:
         yield
     finally:
         if not was_frozen:
-            gc.unfreeze()
+            gc.unfreeze()  # noqa: TID251

@@ -28,6 +28,7 @@ from tests import plain_http
 WORKER = "afferent.builtin.engine.worker.main"
 START_TIMEOUT_S = 150.0
 STOP_TIMEOUT_S = 60.0
+_LEAST_POLL_S, _MOST_POLL_S = 0.01, 0.1
 
 
 class Server:
@@ -248,13 +249,17 @@ def resume(processes: list[psutil.Process]) -> None:
 
 
 def wait_until(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
-    """Poll until ``condition`` is true, or fail with its source code after the timeout."""
-    deadline = time.monotonic() + timeout_s
+    """Poll until ``condition`` is true, or fail with its source code after the timeout.
+
+    The longer it has waited, the longer are the pauses: polls take processor time of servers.
+    """
+    start_s = time.monotonic()
     is_late = False
     while not condition():
         assert not is_late, f"not within {timeout_s:g} s: {_source(condition)}"
-        is_late = time.monotonic() > deadline  # one more check after a pause
-        time.sleep(0.01)
+        waited_s = time.monotonic() - start_s
+        is_late = waited_s > timeout_s  # one more check after a pause
+        time.sleep(min(max(_LEAST_POLL_S, waited_s / 20), _MOST_POLL_S))
 
 
 def _source(condition: Callable[[], bool]) -> str:

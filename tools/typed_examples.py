@@ -84,10 +84,16 @@ COMPLETE = ("docs/clients.md", "docs/library.md")
 ELSEWHERE = ("docs/ray.md", "docs/offline-vllm.md")
 """Pages whose programs need packages of other environments; tests run them there."""
 
+_LARGE = ("torch", "transformers")
+"""Packages for whose modules mypy takes half a minute. It follows imports of them only if one of
+the programs has such an import itself."""
+
 _CHECKERS: Mapping[str, tuple[str, ...]] = {
-    "mypy": ("--config-file=", "--no-error-summary", "--hide-error-context", "--cache-dir"),
+    "mypy": ("--no-error-summary", "--hide-error-context", "--config-file"),
     "pyright": ("--pythonpath", sys.executable, "--project"),
 }
+
+_SKIPPED = "[mypy-{}.*]\nfollow_imports = skip\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +128,11 @@ def _is_program(block: Block) -> bool:
 
 def _is_installed(program: str) -> bool:
     """Return whether all packages that it imports are installed."""
+    return all(map(importlib.util.find_spec, _packages_of(program)))
+
+
+def _packages_of(program: str) -> set[str]:
+    """Return the names of the packages that the program imports."""
     used = set[str]()
     for node in ast.walk(ast.parse(program)):
         match node:
@@ -129,7 +140,7 @@ def _is_installed(program: str) -> bool:
                 used.add(module)
             case ast.Import(names=names):
                 used |= {alias.name for alias in names}
-    return all(importlib.util.find_spec(each.partition(".")[0]) for each in used)
+    return {each.partition(".")[0] for each in used}
 
 
 def _placed(blocks: Iterable[Block]) -> str:
@@ -144,7 +155,9 @@ def _placed(blocks: Iterable[Block]) -> str:
 def check(found: Mapping[str, Program]) -> str:
     """Return the errors of both checkers, with the page and its line; empty if there are none."""
     complaints: list[str] = []
-    cache = ROOT / ".mypy_cache" / "examples"
+    used = set[str]().union(*(_packages_of(each.text + each.given) for each in found.values()))
+    skipped = [package for package in _LARGE if package not in used]
+    cache = ROOT / ".mypy_cache" / "-".join(["examples", *(f"no-{each}" for each in skipped)])
     with tempfile.TemporaryDirectory() as folder:
         files: dict[str, Path] = {}
         for stem, program in found.items():
@@ -154,8 +167,10 @@ def check(found: Mapping[str, Program]) -> str:
             if program.given:
                 (Path(folder) / f"{stem}_given.pyi").write_text(program.given)
         (Path(folder) / "pyrightconfig.json").write_text(json.dumps({"include": ["."]}))
+        config = Path(folder) / "mypy.ini"
+        config.write_text(f"[mypy]\ncache_dir = {cache}\n" + "".join(map(_SKIPPED.format, skipped)))
         for checker, options in _CHECKERS.items():
-            last = [str(cache), *files] if checker == "mypy" else [folder]
+            last = [str(config), *files] if checker == "mypy" else [folder]
             done = subprocess.run(
                 [str(Path(sys.executable).parent / checker), *options, *last],
                 cwd=ROOT,

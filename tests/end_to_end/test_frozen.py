@@ -117,11 +117,13 @@ def wait_until_seen(server: Server, kinds: Sequence[str]) -> list[str]:
 
     One may be replaced already when the next one is noticed.
     """
-    deadline = time.monotonic() + SEEN_WITHIN_S
     said: list[str] = []
-    while not all(any(name.startswith(kind) for name in said) for kind in kinds):
-        assert time.monotonic() < deadline, f"not seen: {said}"
-        said += [name for name in readiness(server)["frozen"] if name not in said]
+
+    def are_seen() -> bool:
+        said.extend(name for name in readiness(server)["frozen"] if name not in said)
+        return all(any(name.startswith(kind) for name in said) for kind in kinds)
+
+    wait_until(are_seen, timeout_s=SEEN_WITHIN_S)
     return said
 
 

@@ -228,7 +228,7 @@ def test_restart_engine_that_does_not_start_is_retryable(
 
     def keep_asking() -> None:
         bodies = itertools.cycle(ask([data_url(draw_image(rng))], QUESTION) for _ in range(4))
-        while not stop.is_set():
+        while not stop.wait(1 / PER_SECOND):
             answer = server.post(next(bodies))
             outcomes.append((answer.status_code, "retry-after" in answer.headers))
 
