@@ -16,7 +16,7 @@ export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-vllm setup-clients setup-open-webui setup-engines serve test test-vllm test-vllm-families probe-vllm test-clients test-open-webui test-engines test-page test-ray quick fuzz storm \
-	soak sweep simulate package wheels schema lint type imports fmt bench bench-ray bench-vllm bench-render mutants \
+	soak sweep simulate package wheels schema lint type imports fmt bench bench-ray bench-vllm bench-render measured mutants \
 	mutation docs check lock audit train evaluate clean
 
 help:  ## list the commands
@@ -185,6 +185,9 @@ bench-vllm: setup-vllm  ## in front of vLLM, beside vLLM itself (a quarter of an
 
 bench-render: setup-vllm  ## features alone (a quarter of an hour) or prompts for a router (NAME=router), beside vLLM's render server, ARGS="--quick"
 	@$(BIN)/python -m benchmarks.run $(or $(NAME),render) $(ARGS)
+
+measured: setup  ## which benchmark records were measured with other code than this
+	@$(BIN)/python -m tools.measured_code
 
 mutants: setup  ## see whether the tests notice small faults (a quarter of an hour), ARGS="--only admission"
 	@$(BIN)/python -m tools.mutants $(ARGS)

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
+from blake3 import blake3
 from msgspec import Struct
 
-from afferent import __version__
+import afferent
 
 T = TypeVar("T")
 
@@ -62,6 +63,7 @@ class Report:
             "version": FORMAT_VERSION,
             "machine": machine(),
             "versions": versions(),
+            "code": code(),
             "busy_cores_elsewhere": round(self.busy_cores_elsewhere, 2),
             "rows": [row.as_record() for row in self.rows],
             "goals": self.goals,
@@ -90,10 +92,27 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "afferent": __version__}
+    found = {"python": platform.python_version(), "afferent": afferent.__version__}
     for name in ("numpy", "msgspec"):
         found[name] = metadata.version(name)
     return found
+
+
+def code(folder: Path = Path(afferent.__file__).parent) -> dict[str, str]:
+    """Return a digest of each package of the measured code; modules at the top count as one.
+
+    Args:
+        folder: Folder of the package whose packages these are.
+    """
+    hashers: dict[str, blake3] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in (".py", ".c", ".h"):
+            place = path.relative_to(folder)
+            package = place.parts[0] if len(place.parts) > 1 else folder.name
+            content = path.read_bytes()
+            hasher = hashers.setdefault(package, blake3())
+            hasher.update(f"{place} {len(content)} ".encode() + content)
+    return {package: hasher.hexdigest(length=8) for package, hasher in hashers.items()}
 
 
 class BusyMeter:

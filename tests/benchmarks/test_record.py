@@ -1,11 +1,15 @@
-"""Rounds count only if no other process was busy."""
+"""Rounds count only if no other process was busy; a record names the measured code."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
 import pytest
 
 from benchmarks import record
-from benchmarks.record import Report, quiet_rounds
+from benchmarks.record import Report, code, quiet_rounds
+from tools.measured_code import changed
 
 
 def rounds_of(monkeypatch: pytest.MonkeyPatch, busy: list[float], number: int) -> Report:
@@ -46,3 +50,27 @@ def test_where_it_is_never_quiet_it_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     assert report.notes[1:] == [
         "misses: 1 of 2 rounds count with up to 0.30 cores busy elsewhere, for want of quieter ones"
     ]
+
+
+def test_a_record_names_the_packages_that_have_changed_since(tmp_path: Path) -> None:
+    for name in ("store/arena.py", "store/state/machine.py", "media/native/sums.h", "keys.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    before = {"code": code(tmp_path)}
+    assert set(before["code"]) == {"store", "media", tmp_path.name}
+    assert changed(before, code(tmp_path)) == []
+    (tmp_path / "media" / "figures.txt").write_text("no code")
+    assert changed(before, code(tmp_path)) == []
+    (tmp_path / "media" / "native" / "sums.h").write_text("another")
+    (tmp_path / "store" / "state" / "machine.py").rename(tmp_path / "store" / "machine.py")
+    (tmp_path / "gate").mkdir()
+    (tmp_path / "gate" / "gate.py").write_text("new")
+    assert changed(before, code(tmp_path)) == ["gate", "media", "store"]
+    assert changed({}, code(tmp_path)) is None
+
+
+def test_a_record_has_the_code_of_this_package() -> None:
+    found = msgspec.json.decode(Report("test", "").as_json())
+    assert changed(found, code()) == []
+    assert {"store", "media", "proxy", "afferent"} <= set(found["code"])
