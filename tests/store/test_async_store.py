@@ -59,13 +59,52 @@ def test_what_nobody_waits_for_goes_by_itself_after_a_moment(
 ) -> None:
     async def work(store: AsyncDaemonStore, writes: Writes) -> None:
         for _ in range(2):
-            store.introduce("r", NAMELESS)
+            store.unpin("r", [])
             store.unpin("s", [])
             assert not writes
             async with asyncio.timeout(30):
                 while not writes:
                     await asyncio.sleep(0)
-            assert writes.pop() == ["introduce", "release"]
+            assert writes.pop() == ["release", "release"]
+
+    run(daemon, work, monkeypatch)
+
+
+def test_a_request_that_needs_nothing_of_the_store_sends_nothing(
+    daemon: SharedDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(store: AsyncDaemonStore, writes: Writes) -> None:
+        store.introduce("r", NAMELESS)
+        store.accepted("r", ("preprocess",))
+        store.release_permit("r", "preprocess")
+        store.forget("r")
+        await store.stat()
+        assert writes == [["stat"]]
+        store.forget("r")  # as at the second end of a request whose share was never needed
+        assert writes == [["stat"], ["release"]]
+
+    run(daemon, work, monkeypatch)
+
+
+def test_a_share_precedes_the_first_message_of_its_request(
+    daemon: SharedDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(store: AsyncDaemonStore, writes: Writes) -> None:
+        store.introduce("r", NAMELESS)
+        store.introduce("s", NAMELESS)
+        await store.acquire_permit("s", "preprocess", limit=1)
+        store.accepted("s", ("preprocess",))
+        handles = await store.create("r", [CreateItem(ObjectKind.RAW, 100)])
+        store.discard("r", handles)
+        store.forget("s")
+        store.forget("r")
+        assert writes == [
+            ["introduce", "acquire_permit"],
+            ["accept"],
+            ["introduce", "create"],
+            ["abort", "release"],
+            ["release"],
+        ]
 
     run(daemon, work, monkeypatch)
 
@@ -103,12 +142,12 @@ def test_what_is_said_after_the_end_is_not_sent(
     daemon: SharedDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work(store: AsyncDaemonStore, writes: Writes) -> None:
-        store.introduce("r", NAMELESS)
+        store.unpin("r", [])
         await store.close()
-        assert writes == [["introduce"]]
-        store.introduce("s", NAMELESS)
+        assert writes == [["release"]]
+        store.unpin("s", [])
         with pytest.raises(StoreUnavailable):
             await store.stat()
-        assert writes == [["introduce"]]
+        assert writes == [["release"]]
 
     run(daemon, work, monkeypatch)

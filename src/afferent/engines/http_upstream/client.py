@@ -497,7 +497,7 @@ class HttpClient:
             kept.append(("authorization", f"Bearer {key}"))
         if self._route_header and spot.key:
             kept.append((self._route_header.decode(), spot.key.hex()))
-        if isinstance(request.body, RepeatableBody):
+        if not isinstance(request.body, bytes) and isinstance(request.body, RepeatableBody):
             kept.append(("content-length", str(request.body.nbytes)))
         return CIMultiDict(kept)
 
@@ -538,7 +538,9 @@ class HttpSocket:
 def _sendable(
     body: bytes | RepeatableBody | AsyncIterator[bytes],
 ) -> bytes | AsyncIterator[bytes] | None:
-    return body.chunks() if isinstance(body, RepeatableBody) else body or None
+    if isinstance(body, bytes):  # first: a check against a protocol takes ten microseconds
+        return body or None
+    return body.chunks() if isinstance(body, RepeatableBody) else body
 
 
 def _relative(location: bytes, base: str) -> bytes:

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn, Self, TypeVar
 
+from afferent.admission.shares import Share
 from afferent.errors import (
     ConnectionClosed,
     DeadlineExceeded,
@@ -37,13 +38,15 @@ from afferent.store.client.verbs import Call, Verbs
 from afferent.store.client.views import VIEWS
 from afferent.store.protocol import requests
 from afferent.store.protocol.replies import Reply, reply_decoder, result_of
-from afferent.store.protocol.requests import Request
+from afferent.store.protocol.requests import NO_REPLY, Request
 from afferent.types import Handle, decode, encode
 
 Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
+_ENDS = requests.Release | requests.Accept | requests.ReleasePermit
+"""Messages that take something back, and are not sent for a request that has got nothing."""
 _SOON_S = 1e-3
 """Delay of messages that may be late; they are sent earlier with the next message.
 
@@ -73,6 +76,7 @@ class AsyncDaemonStore(Verbs):
     Invariants:
         - Messages are sent in the order of the calls.
         - ``_calls`` has exactly the calls in progress.
+        - ``_shares`` has the requests of which the daemon has got no message yet.
     """
 
     def __init__(self, where: Address, connection: Connection, arena: ArenaMap) -> None:
@@ -81,6 +85,7 @@ class AsyncDaemonStore(Verbs):
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._channel = wire.AsyncChannel(self._on_frame, self._on_close)
         self._unsent: list[bytes] = []
+        self._shares: dict[str, Share] = {}
         self._is_flush_due = self._is_closed = False
         self._owner = Owner(f"store = await AsyncDaemonStore.connect{where.arguments}")
         self._reconnecting: asyncio.Task[None] | None = None
@@ -123,6 +128,13 @@ class AsyncDaemonStore(Verbs):
     @property
     def client_number(self) -> int:
         return self._connection.client
+
+    def introduce(self, request: str, share: Share) -> None:
+        """See `Verbs.introduce`; the share is sent with the request's first message, if any.
+
+        A request without media needs nothing of the store.
+        """
+        self._shares[request] = share
 
     def block(self, handle: Handle) -> memoryview:
         self._owner.check()
@@ -171,7 +183,7 @@ class AsyncDaemonStore(Verbs):
         if call.timeout_s is not None:
             timer = loop.call_later(call.timeout_s, _expire, future)
         try:
-            self._unsent.append(wire.pack_frame(encode(request)))
+            self._add(request)
             self._flush()
             reply = await future
         except ConnectionClosed as error:
@@ -190,15 +202,27 @@ class AsyncDaemonStore(Verbs):
         return result_of(request, reply)
 
     def _tell(self, request: Request[Any]) -> None:
+        if isinstance(request, _ENDS) and request.request in self._shares:
+            if isinstance(request, requests.Release):
+                del self._shares[request.request]
+            return
         if not self._owner.is_here or not self.is_open:  # a forked child has no pins
             return
-        self._unsent.append(wire.pack_frame(encode(request)))
+        self._add(request)
         if not _may_be_late(request):
             with contextlib.suppress(ConnectionClosed):
                 self._flush()
         elif not self._is_flush_due:
             self._is_flush_due = True
             asyncio.get_running_loop().call_later(_SOON_S, self._flush_late)
+
+    def _add(self, request: Request[Any]) -> None:
+        """Let a message wait, behind the share of its request if that is new to the daemon."""
+        name = getattr(request, "request", None)
+        if name in self._shares:
+            share = requests.Introduce(NO_REPLY, name, self._shares.pop(name))
+            self._unsent.append(wire.pack_frame(encode(share)))
+        self._unsent.append(wire.pack_frame(encode(request)))
 
     def _flush(self) -> None:
         """Send the waiting messages in order."""
@@ -298,7 +322,7 @@ def _may_be_late(request: Request[Any]) -> bool:
     """
     if isinstance(request, requests.Release):
         return request.handles is not None
-    return isinstance(request, requests.Introduce | requests.Abort)
+    return isinstance(request, requests.Abort)
 
 
 def _expire(future: asyncio.Future[Reply]) -> None:
