@@ -101,9 +101,30 @@ def test_no_ready_server_gives_none() -> None:
 
 def test_preferred_server_comes_first_unless_it_is_loaded() -> None:
     servers = placement(4)
-    assert {chosen(servers, key, preferred="http://2").name for key in KEYS} == {"http://2"}
+    assert {chosen(servers, key, preferred=["http://2"]).name for key in KEYS} == {"http://2"}
     next(each for each in servers.replicas if each.name == "http://2").num_running = 8
-    assert {chosen(servers, key, preferred="http://2").name for key in KEYS[:9]} != {"http://2"}
+    assert {chosen(servers, key, preferred=["http://2"]).name for key in KEYS[:9]} != {"http://2"}
+
+
+def test_of_several_servers_that_have_an_item_the_first_in_the_order_of_its_key_is_chosen() -> None:
+    servers, known = placement(4), ["http://1", "http://2"]
+    found = {key: chosen(servers, key, preferred=known).name for key in KEYS}
+    assert set(found.values()) == set(known)
+    for key in KEYS:
+        usual = chosen(servers, key).name
+        assert found[key] == usual or usual not in known
+    busy = next(each for each in servers.replicas if each.name == "http://1")
+    busy.num_running = 8
+    assert {chosen(servers, key, preferred=known).name for key in KEYS} == {"http://2"}
+
+
+def test_a_choice_says_whether_the_server_is_known_to_have_the_item() -> None:
+    servers = placement(3)
+    for key in KEYS:
+        choices = [
+            servers.choose(key, now_s=100.0, preferred=names) for names in ((), ["http://2"])
+        ]
+        assert [choice and choice.how for choice in choices] == ["first", "known"]
 
 
 def test_failing_server_is_ejected_and_returns_slowly() -> None:

@@ -75,8 +75,7 @@ class Backing:
         for offset in offsets:
             end = min(offset + AHEAD_NBYTES, self._nbytes)
             chunks = range(offset // self._chunk_nbytes, -(-end // self._chunk_nbytes))
-            new = [each for each in chunks if each not in self._backed]
-            self._wanted.extend(each for each in new if each not in self._wanted)
+            self._wanted.extend(each for each in chunks if each not in self._backed)
         if self._wanted and not (self._thread is not None and self._thread.is_alive()):
             thread = threading.Thread(target=self._allocate_wanted, name="arena", daemon=True)
             with contextlib.suppress(RuntimeError):  # no more threads: nothing is allocated ahead

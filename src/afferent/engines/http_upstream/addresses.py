@@ -34,6 +34,11 @@ class Address(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Name of the server, different from those of all others."""
         return f"{self.url} ({self.ip})" if self.ip else self.url
 
+    @property
+    def host(self) -> str:
+        """Name or address of its host; empty for a Unix socket."""
+        return self.ip or urlsplit(self.url).hostname or ""
+
 
 def parse(text: str, *, api_key: str = "") -> Address:
     """Read ``unix:PATH``, ``http://HOST:PORT`` or ``https://HOST:PORT#sha256=DIGEST``.

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import aiohttp
 from multidict import CIMultiDict
@@ -40,6 +40,9 @@ from afferent.engines.upstream import (
 from afferent.errors import AfferentError, EngineUnavailable, InvalidRequest
 from afferent.telemetry.registry import counter
 from afferent.types import Modality
+
+if TYPE_CHECKING:
+    from afferent.engines.http_upstream.item_follower import ItemFollower
 
 log = logging.getLogger(__name__)
 
@@ -84,9 +87,10 @@ EJECTIONS = counter(
 )
 PLACEMENTS = counter(
     "afferent_upstream_placements_total",
-    "Requests by the choice of their server: the first in the order of their media or text, "
-    "another one as it had its share of the load, or the least loaded one without such an order",
-    choice=("first", "other", "least_loaded"),
+    "Requests by the choice of their server: one that is known to have their media, or most of "
+    "their text; the first in the order of their media or text; another one as it had its share of "
+    "the load; or the least loaded one without such an order",
+    choice=("known", "first", "other", "least_loaded"),
 )
 
 
@@ -116,11 +120,31 @@ class ServerTraits:
 
 
 @dataclass(frozen=True, slots=True)
+class ItemEvents:
+    """Where the servers of an upstream publish their item events.
+
+    Attributes:
+        port: Port on each server's host.
+        key: Key that they ask for; empty for none.
+    """
+
+    port: int
+    key: str = ""
+
+    def of(self, host: str) -> ItemFollower:
+        """Return the follower of a server on this host."""
+        from afferent.engines.http_upstream.item_follower import ItemFollower  # needs ZeroMQ
+
+        return ItemFollower(host, self.port, key=self.key)
+
+
+@dataclass(frozen=True, slots=True)
 class _Spot:
     """Wish of a request for a server."""
 
     key: bytes
-    preferred: str = ""
+    preferred: Collection[str] = ()
+    """Names of servers that have the item, or have seen the text."""
     blocks: Sequence[bytes] = ()
 
 
@@ -140,6 +164,7 @@ class HttpClient:
         traits: ServerTraits,
         trust: ssl.SSLContext | None = None,
         route_header: str = "",
+        events: ItemEvents | None = None,
     ) -> None:
         self._title, self._secret = title, secret
         self._traits, self._trust = traits, trust
@@ -147,6 +172,9 @@ class HttpClient:
         self._placement, self._prefixes, self._budget = Placement(), Prefixes(), RetryBudget()
         self._servers: dict[str, Server] = {}
         self._watching: dict[str, asyncio.Task[None]] = {}
+        self._events = events
+        self._followers: dict[str, ItemFollower] = {}
+        self._following: dict[str, asyncio.Task[None]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._has_started = False
 
@@ -161,6 +189,7 @@ class HttpClient:
         traits: ServerTraits | None = None,
         trust: ssl.SSLContext | None = None,
         route_header: str = "",
+        events: ItemEvents | None = None,
     ) -> AsyncIterator[Self]:
         """Yield a client of the servers at these addresses, which checks their health.
 
@@ -170,6 +199,7 @@ class HttpClient:
             traits: Traits of such servers; by default, those of any HTTP server.
             trust: Certificate authorities of their certificates; ``None``: those of the system.
             route_header: Header that gets the key of a request's placement, if it is not empty.
+            events: Where the servers publish which items they have; ``None``: nowhere.
         """
         client = cls(
             title=title,
@@ -177,6 +207,7 @@ class HttpClient:
             traits=traits or ServerTraits(),
             trust=trust,
             route_header=route_header,
+            events=events,
         )
         await client.follow(sources)
         client._has_started = True
@@ -185,7 +216,7 @@ class HttpClient:
             yield client
         finally:
             following.cancel()
-            tasks = [*client._watching.values(), *client._leaving]
+            tasks = [*client._watching.values(), *client._following.values(), *client._leaving]
             for task in tasks:
                 task.cancel()
             await asyncio.wait([following, *tasks])
@@ -315,7 +346,7 @@ class HttpClient:
         self, request: UpstreamRequest, subprotocols: Sequence[str]
     ) -> AsyncIterator[HttpSocket]:
         """See `Upstream.connect`."""
-        spot = _Spot(request.placement)
+        spot = _Spot(request.placement, self._holders(request.placement))
         server = self._choose(spot, ())
         with self._at_work(server):
             with self._reaching(server):
@@ -382,11 +413,17 @@ class HttpClient:
         )
         self._servers[name] = server
         self._watching[name] = asyncio.create_task(self._watch(server))
+        if self._events is not None and address.host:
+            follower = self._events.of(address.host)
+            self._followers[name] = follower
+            self._following[name] = asyncio.create_task(follower.keep_following())
 
     def _drop(self, name: str) -> None:
         server = self._servers.pop(name)
         self._placement.remove(server.replica)
         watching = self._watching.pop(name)
+        if self._followers.pop(name, None) is not None:
+            self._following.pop(name).cancel()
         draining = asyncio.create_task(self._drain(server, watching))
         self._leaving.add(draining)
         draining.add_done_callback(self._leaving.discard)
@@ -411,13 +448,19 @@ class HttpClient:
     # Choice
 
     def _spot(self, request: UpstreamRequest) -> _Spot:
-        if request.placement or not isinstance(request.body, bytes) or not request.body:
-            return _Spot(request.placement)
+        if request.placement:
+            return _Spot(request.placement, self._holders(request.placement))
+        if not isinstance(request.body, bytes) or not request.body:
+            return _Spot(b"")
         if len(self._servers) < 2 and not self._route_header:
             return _Spot(b"")
         key, text = conversation_of(request.body)
         blocks = blocks_of(text)
-        return _Spot(key, self._prefixes.find(blocks), blocks)
+        return _Spot(key, [self._prefixes.find(blocks)], blocks)
+
+    def _holders(self, placement: bytes) -> list[str]:
+        """Return the names of the servers that have an item with this placement digest."""
+        return [name for name, each in self._followers.items() if each.items.has(placement)]
 
     def _choose(self, spot: _Spot, excluded: Collection[Replica]) -> Server:
         """Return the server for a request.

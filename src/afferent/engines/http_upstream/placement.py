@@ -75,7 +75,7 @@ class Choice(NamedTuple):
     """Server of a request, and how it was chosen: see `Placement.choose`."""
 
     replica: Replica
-    how: Literal["first", "other", "least_loaded"]
+    how: Literal["known", "first", "other", "least_loaded"]
 
 
 class Placement:
@@ -142,7 +142,7 @@ class Placement:
         key: bytes,
         *,
         now_s: float,
-        preferred: str = "",
+        preferred: Collection[str] = (),
         excluded: Collection[Replica] = (),
     ) -> Choice | None:
         """Choose the server of a request; ``None`` if there is none. Changes nothing.
@@ -150,7 +150,7 @@ class Placement:
         Args:
             key: Requests with the same key share results; empty for none.
             now_s: Monotonic seconds.
-            preferred: Name of the server that comes first, before the key's order.
+            preferred: Names of the servers that come first, in the key's order.
             excluded: Servers that failed for this request.
         """
         weights = {
@@ -169,11 +169,13 @@ class Placement:
         total = sum(each.num_running for each in weights) + 1
         all_weights = sum(weights.values())
         in_order = sorted(
-            weights, key=lambda each: (each.name == preferred, _rank(key, each.name)), reverse=True
+            weights, key=lambda each: (each.name in preferred, _rank(key, each.name)), reverse=True
         )
         for each in in_order:
             share = _SPARE * total * weights[each] / all_weights
             if each.num_running < math.ceil(max(share, _LEAST_SHARE * weights[each])):
+                if each.name in preferred:
+                    return Choice(each, "known")
                 return Choice(each, "first" if each is in_order[0] else "other")
         return Choice(least, "other")
 

@@ -73,11 +73,13 @@ class OpenAIUpstream(UpstreamKind[OpenAISettings, OpenAILink]):
     def connect(self, link: OpenAILink, caller: Caller) -> AbstractAsyncContextManager[Upstream]:
         """See `UpstreamKind.connect`."""
         # The supervisor needs none of these.
-        from afferent.engines.http_upstream.client import HttpClient
+        from afferent.engines.http_upstream.client import HttpClient, ItemEvents
         from afferent.engines.http_upstream.server import trust_of
         from afferent.engines.openai.traits import OpenAITraits
 
-        settings = link.settings
+        settings, events = link.settings, None
+        if settings.engine_events_port:
+            events = ItemEvents(settings.engine_events_port, settings.engine_events_key)
         return HttpClient.over(
             Sources(settings.sources()),
             title=self.title,
@@ -85,4 +87,5 @@ class OpenAIUpstream(UpstreamKind[OpenAISettings, OpenAILink]):
             traits=OpenAITraits(settings),
             trust=trust_of(settings.engine_ca) if settings.engine_ca else None,
             route_header=settings.route_header,
+            events=events,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Annotated, Final
 
 from msgspec import Meta
@@ -73,6 +74,18 @@ class OpenAISettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=
         unit="NAME",
     )
 
+    engine_events_port: int = setting(
+        0,
+        "port at which each server that is Afferent publishes its item events (--item-events), so "
+        "that a request goes to a server that has its media; 0: none",
+        Group.ENGINE,
+        ge=0,
+        le=65534,
+    )
+    engine_events_key: str = setting(
+        "", "key that the item events ask for", Group.ENGINE, unit="KEY", is_secret=True
+    )
+
     def check(self) -> None:
         """See `Settings.check`."""
         if len(self.engine_api_key) not in (0, 1, len(self.engine_url)):
@@ -86,6 +99,10 @@ class OpenAISettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ConfigError(
                 f"--engine-convert-to {self.engine_convert_to}: must be one of "
                 "--engine-image-formats"
+            )
+        if self.engine_events_port and find_spec("zmq") is None:
+            raise ConfigError(
+                "--engine-events-port needs ZeroMQ: pip install 'afferent-mm[events]'"
             )
         self.sources()
 
