@@ -121,7 +121,7 @@ class ServerTraits:
 
 @dataclass(frozen=True, slots=True)
 class ItemEvents:
-    """Where the servers of an upstream publish their item events.
+    """Place of the item events of an upstream's servers.
 
     Attributes:
         port: Port on each server's host.
@@ -199,7 +199,7 @@ class HttpClient:
             traits: Traits of such servers; by default, those of any HTTP server.
             trust: Certificate authorities of their certificates; ``None``: those of the system.
             route_header: Header that gets the key of a request's placement, if it is not empty.
-            events: Where the servers publish which items they have; ``None``: nowhere.
+            events: Place of the servers' item events; ``None`` if they are not followed.
         """
         client = cls(
             title=title,
