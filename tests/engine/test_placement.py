@@ -291,7 +291,9 @@ def test_repeats_hit_nearly_as_often_as_by_an_oracle(rate: float) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("rate", [4.0, 16.0, 64.0])
-def test_with_item_events_repeats_hit_nearly_as_often_as_by_an_oracle(rate: float, seed: int) -> None:
+def test_with_item_events_repeats_hit_nearly_as_often_as_by_an_oracle(
+    rate: float, seed: int
+) -> None:
     by_events = hits("events", rate=rate, seed=seed)
     print(by_events, hits("placement", rate=rate, seed=seed), hits("oracle", rate=rate, seed=seed))
     assert by_events > 0.975 * hits("oracle", rate=rate, seed=seed)
