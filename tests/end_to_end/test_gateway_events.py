@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
-from afferent.engines.http_upstream.placement import _rank as rank
+from afferent.engines.http_upstream.placement import rank
 from afferent.keys import placement_digest
 from afferent.types import Modality
 from tests.images import encoded, photo
+from tests.ports import free_pair
 from tests.server import Server, ask, data_url, wait_until
 
 HOSTS = ("127.0.0.2", "127.0.0.3")
@@ -26,23 +25,9 @@ HITS, MADE = (
 )
 
 
-def free_ports() -> int:
-    """Return a port that is free on all hosts, as is the next one."""
-    while True:
-        with ExitStack() as stack:
-            probe = stack.enter_context(socket.socket())
-            probe.bind((HOSTS[0], 0))
-            port: int = probe.getsockname()[1]
-            wanted = [(HOSTS[0], port + 1), (HOSTS[1], port), (HOSTS[1], port + 1)]
-            with contextlib.suppress(OSError, OverflowError):
-                for place in wanted:
-                    stack.enter_context(socket.socket()).bind(place)
-                return port
-
-
 @pytest.fixture(scope="module")
 def port() -> int:
-    return free_ports()
+    return free_pair(*HOSTS)
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
 import msgspec
 import pytest
@@ -27,6 +26,7 @@ from afferent.store.daemon.server import StoreServer
 from afferent.store.protocol.items import Claim, ItemLabel, SealItem
 from afferent.types import ContentKey, MiB, Modality, ObjectKind
 from tests.examples import examples
+from tests.ports import free_pair
 from tests.store.outcomes import handle_of
 
 pytestmark = pytest.mark.timeout(120)
@@ -95,17 +95,6 @@ def store_server() -> Iterator[StoreServer]:
         yield made
 
 
-def free_ports() -> int:
-    """Return a port that is free, as is the next one."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind((HOST, 0))
-            port: int = first.getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):
-                second.bind((HOST, port + 1))
-                return port
-
-
 @contextlib.asynccontextmanager
 async def publishing(server: StoreServer, port: int, *, key: str = "") -> AsyncIterator[Publisher]:
     publisher = Publisher(f"tcp://{HOST}:{port}", key=key)
@@ -117,8 +106,8 @@ async def publishing(server: StoreServer, port: int, *, key: str = "") -> AsyncI
 
 
 @contextlib.asynccontextmanager
-async def running(*coroutines: object) -> AsyncIterator[None]:
-    tasks = [asyncio.create_task(each) for each in coroutines]  # type: ignore[arg-type]
+async def running(*coroutines: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(each) for each in coroutines]
     try:
         yield
     finally:
@@ -152,7 +141,7 @@ def known_of(follower: ItemFollower) -> set[int]:
 @pytest.mark.parametrize("key", ["", KEY])
 def test_follower_knows_the_items_of_a_store(store_server: StoreServer, key: str) -> None:
     async def main() -> None:
-        port = free_ports()
+        port = free_pair(HOST)
         follower = ItemFollower(HOST, port, key=key)
         connecting = AsyncDaemonStore.connect(store_server.address, name="client", writable=True)
         async with await connecting as store, publishing(store_server, port, key=key):
@@ -174,17 +163,17 @@ def test_lost_batches_are_asked_for_again(
     losing = False
     receive = zmq.asyncio.Socket.recv_multipart
 
-    async def lossy(self: zmq.asyncio.Socket, *args: object) -> list[bytes]:
-        frames = await receive(self, *args)  # type: ignore[arg-type]
+    async def lossy(socket: zmq.asyncio.Socket) -> list[bytes]:
+        frames = await receive(socket)
         while losing and frames[0] == b"items":
-            frames = await receive(self, *args)  # type: ignore[arg-type]
-        return frames  # type: ignore[return-value]
+            frames = await receive(socket)
+        return frames
 
     monkeypatch.setattr(zmq.asyncio.Socket, "recv_multipart", lossy)
 
     async def main() -> None:
         nonlocal losing
-        port = free_ports()
+        port = free_pair(HOST)
         follower = ItemFollower(HOST, port)
         connecting = AsyncDaemonStore.connect(store_server.address, name="client", writable=True)
         async with (
@@ -210,7 +199,7 @@ def test_publisher_that_is_started_again_is_followed(
     monkeypatch.setattr(item_follower, "_SILENCE_S", 1.0)
 
     async def main() -> None:
-        port = free_ports()
+        port = free_pair(HOST)
         follower = ItemFollower(HOST, port)
         connecting = AsyncDaemonStore.connect(store_server.address, name="client", writable=True)
         async with await connecting as store, running(follower.keep_following()):
@@ -232,7 +221,7 @@ def test_publisher_that_is_started_again_is_followed(
 )
 def test_malformed_events_are_no_items(batch: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        port, context = free_ports(), zmq.asyncio.Context()
+        port, context = free_pair(HOST), zmq.asyncio.Context()
         events, requests = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
         events.bind(f"tcp://{HOST}:{port}")
         requests.bind(f"tcp://{HOST}:{port + 1}")

@@ -169,7 +169,7 @@ class Placement:
         total = sum(each.num_running for each in weights) + 1
         all_weights = sum(weights.values())
         in_order = sorted(
-            weights, key=lambda each: (each.name in preferred, _rank(key, each.name)), reverse=True
+            weights, key=lambda each: (each.name in preferred, rank(key, each.name)), reverse=True
         )
         for each in in_order:
             share = _SPARE * total * weights[each] / all_weights
@@ -203,7 +203,7 @@ class RetryBudget:
         self.left -= 1
 
 
-def _rank(key: bytes, name: str) -> bytes:
+def rank(key: bytes, name: str) -> bytes:
     """Return the rank of a server for a key, by rendezvous hashing: the highest one comes first."""
     return hashlib.blake2b(key + name.encode(), digest_size=8).digest()
 
