@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import TYPE_CHECKING
 
 from afferent.proxy import counting
 from afferent.telemetry.access import AccessLine
-from afferent.telemetry.explain import Explainer
 from afferent.telemetry.journal import JOURNAL
 from afferent.telemetry.registry import gauge
 from afferent.telemetry.trace import Trace
+
+if TYPE_CHECKING:
+    from afferent.telemetry.explain import Explainer
 
 log = logging.getLogger(__name__)
 

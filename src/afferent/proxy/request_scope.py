@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
@@ -18,9 +19,11 @@ from afferent.proxy.finish import IN_FLIGHT, tell
 from afferent.proxy.responses import new_id
 from afferent.runtime import logs
 from afferent.store.client.async_store import AsyncDaemonStore
-from afferent.telemetry.explain import Explainer, make_console
 from afferent.telemetry.journal import JOURNAL
 from afferent.telemetry.trace import Trace
+
+if TYPE_CHECKING:
+    from afferent.telemetry.explain import Explainer
 
 _CLIENT_GONE = "client_gone"
 
@@ -108,7 +111,11 @@ class RequestScopes:
 
     def __init__(self, store: AsyncDaemonStore, access: Access, settings: AppSettings) -> None:
         self._store, self._access, self._settings = store, access, settings
-        self._explainer = Explainer(make_console()) if settings.explain else None
+        self._explainer: Explainer | None = None
+        if settings.explain:
+            from afferent.telemetry import explain  # rich takes 2 MiB
+
+            self._explainer = explain.Explainer(explain.make_console())
 
     @contextmanager
     def open(
