@@ -72,8 +72,7 @@ class KnownItems:
         for event in events:
             item = event.name, event.kind
             if event.type == "AllItemsCleared":
-                self._placements.clear()
-                self._num.clear()
+                self.clear()
             elif event.type == "ItemRemoved":
                 self._remove(item)
             elif event.type == "ItemStored" and event.placement:
