@@ -23,6 +23,7 @@ from afferent import keys
 from afferent.engines.ahead import Encoder, announce
 from afferent.engines.vllm.plugin.arena import Arena
 from afferent.engines.vllm.plugin.features import folder_of
+from afferent.engines.vllm.plugin.pause import Pause
 from afferent.engines.vllm.plugin.transfer import Download, Stopwatch, upload
 from afferent.engines.weights import weights_digest
 from afferent.errors import AfferentError, ConfigError, DeadlineExceeded
@@ -36,8 +37,6 @@ _TAG = b"afferent/vllm-embeddings/v1"
 
 
 _ANNOUNCE_EVERY_S = 1.0
-_SILENT_S = 5.0
-"""Pause after a call that the store did not answer: a step waits for each lookup."""
 _UNWRITTEN_NBYTES = 64 * MiB
 """Embeddings that may wait for the thread that writes them; those beyond are not shared."""
 
@@ -83,7 +82,8 @@ class KeptEmbeddings:
         self._row_nbytes = row_nbytes
         self._cache: ItemCache | None = None
         """``None`` while the weights' digest is not known, or if there is no room."""
-        self._silent_until_s = 0.0
+        self._pause = Pause()
+        """After a call that the store did not answer in time: a step waits for each lookup."""
         self._unwritten: queue.SimpleQueue[_Made] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._unwritten_nbytes = 0
@@ -94,7 +94,8 @@ class KeptEmbeddings:
 
     def find(self, wanted: Sequence[ContentKey], device: torch.device) -> list[torch.Tensor | None]:
         """Return private copies of the embeddings that exist, ``(num_embeds, width)`` each."""
-        if self._cache is None or not wanted or time.monotonic() < self._silent_until_s:
+        begun_s = time.monotonic()
+        if self._cache is None or not wanted or not self._pause.is_over(begun_s):
             return [None] * len(wanted)
         with self._arena.request("embeddings") as request:
             try:
@@ -102,8 +103,10 @@ class KeptEmbeddings:
             except AfferentError as error:
                 log.info("embeddings were not looked for: %s", error.code)
                 if isinstance(error, DeadlineExceeded):
-                    self._silent_until_s = time.monotonic() + _SILENT_S
+                    now_s = time.monotonic()
+                    self._pause.begin(now_s, waited_s=now_s - begun_s)
                 return [None] * len(wanted)
+            self._pause.end()
             copies = {
                 key: upload(torch_tensors.as_tensor(tree["rows"]), device)
                 for key, tree in trees.items()
