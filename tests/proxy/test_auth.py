@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from starlette.datastructures import Headers
 
-from afferent.admission.shares import Share
+from afferent.admission.shares import NAMELESS, Share
+from afferent.admission.signed_share import HEADER, SignedShares
 from afferent.builtin.apis.registry import APIS, TOKENS, by_path
 from afferent.config import Tenant
 from afferent.errors import NoPermitLeft, NotAuthenticated, QuotaExceeded
@@ -174,6 +176,73 @@ def test_address_pays_for_requests_without_a_tenant(host: str, address: str) -> 
     assert entered == places.introduced["r"] == Share(address=address)
     acme = Headers({"x-api-key": "acme-key-0123456789"})
     assert asyncio.run(ACCESS.enter(trace("s"), acme, host=host)).address == ""
+
+
+def signed(share: Share, secret: bytes = b"secret") -> Headers:
+    return Headers({HEADER: SignedShares(secret).sign(share)})
+
+
+def behind_a_gateway(places: Places | None = None, **settings: Any) -> Access:
+    signatures = SignedShares(b"secret")
+    given = {"signatures": signatures, "trusts_gateways": True, **settings}
+    return Access(places or Places(), **given)
+
+
+@pytest.mark.parametrize("share", [Share("acme", 3.0), Share(address="192.0.2.7"), NAMELESS])
+def test_share_of_a_gateway_is_the_requests_own(share: Share) -> None:
+    access = behind_a_gateway()
+    assert access.has_tenants
+    entered = asyncio.run(access.enter(trace("r"), signed(share), host="198.51.100.1"))
+    assert entered == share
+
+
+def test_tenant_of_a_gateway_has_the_limits_of_its_name() -> None:
+    access = behind_a_gateway(tenants=(OTHER,))
+    headers = signed(Share("other", 7.0))
+    assert access.tenant_of(headers) is OTHER
+    assert asyncio.run(access.enter(trace("r"), headers)) == Share("other", 7.0)
+    unknown = access.tenant_of(signed(Share("acme", 2.0)))
+    assert unknown is not None
+    assert (unknown.name, unknown.weight, unknown.max_requests) == ("acme", 2.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "headers"),
+    [
+        ({}, Headers({})),
+        ({}, signed(NAMELESS, b"another")),
+        ({}, Headers({HEADER: "acme"})),
+        # A valid key does not make up for an invalid signature.
+        ({"api_key": "k" * 16}, Headers({HEADER: "acme", "x-api-key": "k" * 16})),
+        ({"trusts_gateways": False}, signed(NAMELESS)),
+        ({"signatures": None, "trusts_gateways": False}, signed(NAMELESS)),
+    ],
+)
+def test_without_a_valid_signature_nobody_is_a_tenant(
+    settings: dict[str, Any], headers: Headers
+) -> None:
+    with pytest.raises(NotAuthenticated):
+        behind_a_gateway(**settings).tenant_of(headers)
+
+
+def test_client_with_a_key_needs_no_gateway() -> None:
+    access = behind_a_gateway(tenants=(ACME,))
+    assert access.tenant_of(Headers({"x-api-key": ACME.api_keys[0]})) is ACME
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_only_a_gateway_signs_and_no_header_of_a_client_is_passed_on(has_keys: bool) -> None:
+    signatures, share = SignedShares(b"secret"), Share("acme")
+    access = Access(PLACES, tenants=(ACME,) if has_keys else (), signatures=signatures)
+    sent = [(HEADER.encode(), b"forged"), (b"authorization", b"Bearer k"), (b"accept", b"*/*")]
+    kept = sent[2:] if has_keys else sent[1:]
+    assert access.headers_to_pass_on(sent, share, is_gateway=False) == kept
+    *passed, (name, value) = access.headers_to_pass_on(sent, share, is_gateway=True)
+    assert passed == kept
+    assert name == HEADER.encode()
+    assert signatures.read(value.decode()) == share
+    without = Access(PLACES).headers_to_pass_on(sent, share, is_gateway=True)
+    assert without == sent[1:]
 
 
 def test_every_header_of_a_key_is_known() -> None:

@@ -268,6 +268,12 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
         is_secret=True,
         is_table=True,
     )
+    gateway_tenants: bool = setting(
+        False,
+        "answer only gateways with the same --fleet-secret, and clients with a key of this server; "
+        "the tenants of the gateways are those of this server",
+        Group.COMMON,
+    )
     frontends: int = setting(
         0,
         "processes that answer HTTP; 0: one for each 8 cores",
@@ -394,7 +400,8 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
     fleet_secret: str = setting(
         "",
         "secret that the nodes of a fleet share, best set by the environment: it seals entries in "
-        "the tier, and with tenants it is the key of names and salts in vLLM's caches",
+        "the tier; with tenants it is the key of names and salts in vLLM's caches; and a gateway "
+        "signs the tenants of its requests with it",
         Group.TIER,
         pattern=_FLEET_SECRET,
         unit="TEXT",
@@ -493,6 +500,11 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
                 f"--records-share {self.records_share:g} leave nothing of the arena for features: "
                 "they must be below 1 in all"
             )
+        if self.gateway_tenants and not self.fleet_secret:
+            raise ConfigError(
+                "--gateway-tenants needs the secret of the gateway: set AFFERENT_FLEET_SECRET "
+                "(--fleet-secret) to the same value at both"
+            )
         names = [tenant.name for tenant in self.tenants]
         keys = [key for tenant in self.tenants for key in tenant.api_keys]
         keys += [self.api_key] if self.api_key else []
@@ -507,6 +519,11 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
             is_upstream: Whether an upstream answers, and not an engine with Afferent's own APIs.
         """
         return self.request_timeout_s or (_UPSTREAM_TIMEOUT_S if is_upstream else _TIMEOUT_S)
+
+    @property
+    def has_tenants(self) -> bool:
+        """Whether clients are tenants: of this server, or of a gateway in front of it."""
+        return bool(self.tenants) or self.gateway_tenants
 
     @property
     def page_key(self) -> str:

@@ -1,4 +1,6 @@
-"""Authentication of requests: the API key, its tenant, and the tenant's limit of requests."""
+"""Authentication of requests: the API key or a gateway's signature, its tenant, and the tenant's
+limit of requests.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from typing import Final, Protocol
 
 from afferent.admission.gate import retry_in_s
 from afferent.admission.shares import NAMELESS, Share
+from afferent.admission.signed_share import HEADER, SignedShares
 from afferent.config import Tenant
 from afferent.errors import NoPermitLeft, NotAuthenticated, QuotaExceeded
 from afferent.proxy import dialects
@@ -19,7 +22,7 @@ from afferent.telemetry.trace import Trace
 
 KEY_HEADERS = frozenset(header.name.encode() for header in dialects.KEY_HEADERS)
 """Headers that may contain a key, in lower case."""
-
+_SIGNED: Final = HEADER.encode()
 
 _NEWEST: Final = 0.2
 """Weight of the newest request in the mean time of a tenant's requests."""
@@ -46,6 +49,8 @@ class Access:
         *,
         api_key: str = "",
         tenants: Sequence[Tenant] = (),
+        signatures: SignedShares | None = None,
+        trusts_gateways: bool = False,
         doors: Doors | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -54,6 +59,8 @@ class Access:
         Args:
             store: Counts requests over all processes, and stores their tenants.
             api_key: Key of the default tenant.
+            signatures: Those of the fleet, if it has a secret.
+            trusts_gateways: Whether a gateway's signature is accepted in place of a key.
             doors: Admission switch of the server, if there is one.
             clock: Time in seconds.
         """
@@ -66,14 +73,16 @@ class Access:
         owners += [(key, tenant) for tenant in tenants for key in tenant.api_keys]
         owners += [(api_key, None)] if api_key else []
         self._keys = [(_digest(key), tenant) for key, tenant in owners]
-        self.has_tenants = bool(tenants)
+        self._by_name = {tenant.name: tenant for tenant in tenants}
+        self._signatures, self._trusts_gateways = signatures, trusts_gateways
+        self.has_tenants = bool(tenants) or trusts_gateways
         """Whether tenants are configured, and clients without one are apart from them."""
         self._has_quotas = any(tenant.max_requests for tenant in tenants)
 
     @property
     def has_keys(self) -> bool:
         """Whether clients have to send a key, which is then not passed on."""
-        return bool(self._keys)
+        return bool(self._keys) or self._trusts_gateways
 
     async def enter(self, trace: Trace, headers: Mapping[str, str], *, host: str = "") -> Share:
         """Admit a request and return its share; the tenant's slot is taken until `leave`.
@@ -89,10 +98,12 @@ class Access:
             EngineUnavailable: No requests are admitted now.
         """
         tenant, request_id = self.tenant_of(headers), trace.request_id
+        signed = self._signed(headers)
         if self._doors is not None:
             self._doors.enter(request_id)
         if tenant is None:
-            share = Share(address=_network(host)) if host else NAMELESS
+            address = _network(host) if signed is None else signed.address
+            share = Share(address=address) if address else NAMELESS
             self._store.introduce(request_id, share)
             return share
         if tenant.max_requests:
@@ -110,7 +121,7 @@ class Access:
                     retry_after_s=self._next_end_s(tenant),
                 ) from error
             self._running[request_id] = tenant.name, self._clock()
-        share = Share(tenant.name, tenant.weight)
+        share = Share(tenant.name, tenant.weight if signed is None else signed.weight)
         self._store.introduce(request_id, share)
         return share
 
@@ -131,7 +142,10 @@ class Access:
         return retry_in_s(self._took_s.get(tenant.name, 0.0) / tenant.max_requests)
 
     def tenant_of(self, headers: Mapping[str, str]) -> Tenant | None:
-        """Return the tenant of the key; ``None`` for the default tenant.
+        """Return the tenant of the key, or of a gateway's signature; ``None`` for the default
+        tenant.
+
+        A tenant of a gateway that has the name of one of this server has its limits.
 
         Args:
             headers: With lower-case names. The key may be in the header of any API, for every
@@ -140,7 +154,13 @@ class Access:
         Raises:
             NotAuthenticated: There is no key, or an unknown one.
         """
-        if not self._keys:
+        signed = self._signed(headers)
+        if signed is not None:
+            if not signed.tenant:
+                return None
+            unknown = Tenant(name=signed.tenant, api_keys=(), weight=signed.weight)
+            return self._by_name.get(signed.tenant, unknown)
+        if not self.has_keys:
             return None
         sent = _sent_key(headers)
         if not sent:
@@ -152,14 +172,34 @@ class Access:
             raise NotAuthenticated("the API key is not known")
         return matches[0]
 
+    def headers_to_pass_on(
+        self, headers: Iterable[tuple[bytes, bytes]], share: Share, *, is_gateway: bool
+    ) -> list[tuple[bytes, bytes]]:
+        """Return the headers without the client's key, if the server has keys.
 
-def headers_to_pass_on(
-    headers: Iterable[tuple[bytes, bytes]], access: Access
-) -> list[tuple[bytes, bytes]]:
-    """Return the headers without the client's key, if the server has keys."""
-    return [
-        (name, value) for name, value in headers if not (access.has_keys and name in KEY_HEADERS)
-    ]
+        Args:
+            share: Of the request.
+            is_gateway: Whether the headers go to another machine, which may be Afferent: they get
+                the signed share, if the fleet has a secret.
+        """
+        own = {_SIGNED, *KEY_HEADERS} if self.has_keys else {_SIGNED}
+        passed = [(name, value) for name, value in headers if name not in own]
+        if is_gateway and self._signatures is not None:
+            passed.append((_SIGNED, self._signatures.sign(share).encode()))
+        return passed
+
+    def _signed(self, headers: Mapping[str, str]) -> Share | None:
+        """Return the share that a gateway has signed; ``None`` if there is none.
+
+        Raises:
+            NotAuthenticated: It is not valid here.
+        """
+        value = headers.get(HEADER)
+        if value is None:
+            return None
+        if self._signatures is None or not self._trusts_gateways:
+            raise NotAuthenticated(f"{HEADER} is not accepted here (--gateway-tenants)")
+        return self._signatures.read(value)
 
 
 def _network(host: str) -> str:

@@ -29,7 +29,7 @@ from afferent.media.body.received import ReceivedBody
 from afferent.proxy import counting, media_locations
 from afferent.proxy.answer_headers import with_report
 from afferent.proxy.app_settings import AppSettings
-from afferent.proxy.auth import Access, headers_to_pass_on
+from afferent.proxy.auth import Access
 from afferent.proxy.body import BodyReader
 from afferent.proxy.dialects import DIALECTS, NONE, Dialect
 from afferent.proxy.http_server.exchange import hang_up
@@ -161,7 +161,11 @@ class Passage:
             body = self._streamed(exchange)
         trace.where = "engine"
         start_ns = time.monotonic_ns()
-        headers = headers_to_pass_on(exchange.scope["headers"], self._access)
+        headers = self._access.headers_to_pass_on(
+            exchange.scope["headers"],
+            exchange.share,
+            is_gateway=not self._upstream.reads_arena,
+        )
         passed = UpstreamRequest(
             method=request.method,
             target=target_of(exchange.scope),

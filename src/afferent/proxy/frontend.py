@@ -24,6 +24,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from afferent.admission.gate import Gate
+from afferent.admission.signed_share import SignedShares
 from afferent.config import ServeConfig
 from afferent.engines import registry
 from afferent.engines.ahead import Ahead
@@ -201,7 +202,14 @@ async def serve(
         max_uploads_nbytes=int(store.capacity_nbytes * config.shares[ObjectKind.RAW] / 2),
     )
     doors = Doors(child.board, child.name) if child.board is not None else None
-    access = Access(store, api_key=config.api_key, tenants=config.tenants, doors=doors)
+    access = Access(
+        store,
+        api_key=config.api_key,
+        tenants=config.tenants,
+        signatures=SignedShares(config.fleet_secret.encode()) if config.fleet_secret else None,
+        trusts_gateways=config.gateway_tenants,
+        doors=doors,
+    )
     tracing = Tracing.of_environment(model_name=settings.model_name)
     files = open_store(config.files_store, FileLimits.of(config)) if config.files_store else None
     if files is not None:

@@ -9,7 +9,7 @@ from starlette.websockets import WebSocket
 
 from afferent.engines.upstream import Upstream, UpstreamRequest, UpstreamSocket
 from afferent.errors import EngineUnavailable
-from afferent.proxy.auth import Access, headers_to_pass_on
+from afferent.proxy.auth import Access
 from afferent.proxy.dialects import NONE
 from afferent.proxy.exchange import OTHER, target_of
 from afferent.proxy.request_scope import RequestScope, RequestScopes
@@ -42,7 +42,9 @@ class SocketPassage:
         await own.admit(client.headers, client.scope)
         if not self._upstream.is_ready:
             raise EngineUnavailable("the engine is not ready; try again")
-        headers = headers_to_pass_on(client.scope["headers"], self._access)
+        headers = self._access.headers_to_pass_on(
+            client.scope["headers"], own.share, is_gateway=not self._upstream.reads_arena
+        )
         request = UpstreamRequest(
             method="GET",
             target=target_of(client.scope),

@@ -214,7 +214,7 @@ def _check_fleet_secret(config: ServeConfig, engine: registry.AnyKind) -> None:
     Raises:
         ConfigError: Each node would have its own.
     """
-    if isinstance(engine, UpstreamKind) and config.tenants and not config.fleet_secret:
+    if isinstance(engine, UpstreamKind) and config.has_tenants and not config.fleet_secret:
         raise ConfigError(
             "with tenants, the servers of a tier need one secret for the keys of their items: set "
             "AFFERENT_FLEET_SECRET (--fleet-secret) to the same value at all of them"
@@ -253,13 +253,13 @@ def _check_page(config: ServeConfig) -> None:
             f"--ui-host {config.ui_host}: others can reach the live page there, so it needs a key "
             "(--ui-key)"
         )
-    if config.tenants:
+    if config.has_tenants:
         raise ConfigError(f"--ui {config.ui}: tenants have keys, so the page needs one (--ui-key)")
 
 
 def exposure(config: ServeConfig) -> str:
     """Return a warning for a server that others can reach without a key; empty if none."""
-    if _is_loopback(config.host) or config.api_key or config.tenants:
+    if _is_loopback(config.host) or config.api_key or config.has_tenants:
         return ""
     return f"{config.host} can be reached by others, and no API key is asked for (--api-key)"
 

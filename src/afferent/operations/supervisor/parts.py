@@ -215,7 +215,7 @@ class Plan:
             key=config.page_key,
             api_url=self.port.url,
             api_key=config.api_key,
-            can_ask=bool(config.api_key) or not config.tenants,
+            can_ask=bool(config.api_key) or not config.has_tenants,
             timeout_s=config.timeout_s(is_upstream=False),
         )
         return [Part("page", live.PAGE, lambda: settings, port=self.page_port)]
