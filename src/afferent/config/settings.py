@@ -268,12 +268,6 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
         is_secret=True,
         is_table=True,
     )
-    gateway_tenants: bool = setting(
-        False,
-        "answer only gateways with the same --fleet-secret, and clients with a key of this server; "
-        "the tenants of the gateways are those of this server",
-        Group.COMMON,
-    )
     frontends: int = setting(
         0,
         "processes that answer HTTP; 0: one for each 8 cores",
@@ -406,6 +400,12 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
         pattern=_FLEET_SECRET,
         unit="TEXT",
         is_secret=True,
+    )
+    gateway_tenants: bool = setting(
+        False,
+        "answer only gateways with the same --fleet-secret, and clients with a key of this server; "
+        "the tenants of the gateways are those of this server",
+        Group.TIER,
     )
     tier_timeout_s: float = setting(
         1.0,
