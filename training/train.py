@@ -2,8 +2,9 @@
 
     python training/train.py --out src/afferent/builtin/models/shapes
 
-It takes about one and a half hours on two cores, and some ten minutes on a GPU, which it uses if
-there is one. With the same ``--work`` folder, a second run reuses the drawn images.
+It takes some hundred minutes on two cores, and about ten minutes on a GPU, which it uses if
+there is one. On CPUs, each core has a process with its part of every batch; before each step they
+average their gradients. With the same ``--work`` folder, a second run reuses the drawn images.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ import argparse
 import functools
 import itertools
 import math
+import os
 import random
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import distributed, multiprocessing, nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers import PreTrainedTokenizerFast, Qwen2VLConfig, Qwen2VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -98,7 +102,7 @@ class Pictures(IterableDataset[Batch]):
         self._folder, self._size, self._seed = folder, size, seed
 
     def __iter__(self) -> Iterator[Batch]:
-        rng, pool = _worker_rng(self._seed), Pool(self._folder)
+        rng, pool = _worker_rng(self._seed + 100_000 * _rank()), Pool(self._folder)
         for number in itertools.count():
             if number % _REFRESH_EVERY == 0:
                 pool.refresh()
@@ -124,14 +128,18 @@ class Conversations(IterableDataset[Batch]):
         self._merge = model.config.vision_config.spatial_merge_size**2
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield batches; rows of similar length share one, which halves the padding."""
-        rng, pool = _worker_rng(self._seed), Pool(self._folder)
+        """Yield batches; rows of similar length share one, which halves the padding.
+
+        All processes have long batches at the same time, so that none waits for the others.
+        """
+        rng, pool = _worker_rng(self._seed + 100_000 * _rank()), Pool(self._folder)
+        order = random.Random(self._seed)
         for _ in itertools.count():
             pool.refresh()
             rows = [self._draw(rng, pool) for _ in range(self._size * _BATCHES_SORTED_AT_ONCE)]
             rows.sort(key=lambda row: len(row[0]))
             batches = [rows[i : i + self._size] for i in range(0, len(rows), self._size)]
-            rng.shuffle(batches)
+            order.shuffle(batches)
             yield from (self._collate(each, rng) for each in batches)
 
     def _draw(self, rng: random.Random, pool: Pool) -> Row:
@@ -234,17 +242,25 @@ def _worker_rng(seed: int) -> random.Random:
     return random.Random(seed + 1000 * (worker.id if worker else 0))
 
 
+def _rank() -> int:
+    """Return the number of this process among those that train together."""
+    return distributed.get_rank() if distributed.is_initialized() else 0
+
+
 class Feed:
-    """Batches on the model's device, with pixels as the image processor normalizes them."""
+    """Batches on the model's device, with pixels as the image processor normalizes them.
+
+    ``pixel_values`` are ``(patches, channels * side * side)``: one frame of the two that the image
+    processor makes of each image, which are equal.
+    """
 
     def __init__(
         self, data: IterableDataset[Batch], processor: Any, device: torch.device, loaders: int
     ) -> None:
         self._device = device
-        shape = (1, 3, 1, 1, 1)
+        shape = (1, 3, 1, 1)
         self._mean = torch.tensor(processor.image_mean, device=device).view(shape)
         self._std = torch.tensor(processor.image_std, device=device).view(shape)
-        self._temporal = processor.temporal_patch_size
         ahead = 8 if loaders else None
         self._batches = iter(
             DataLoader(data, batch_size=None, num_workers=loaders, prefetch_factor=ahead)
@@ -253,19 +269,20 @@ class Feed:
     def next(self) -> Batch:
         batch = {name: each.to(self._device) for name, each in next(self._batches).items()}
         if "pixel_values" in batch:
-            patches = batch["pixel_values"]
-            scaled = (patches.unsqueeze(2).float() / 255.0 - self._mean) / self._std
-            pixels = scaled.expand(-1, -1, self._temporal, -1, -1)
-            batch["pixel_values"] = pixels.reshape(len(patches), -1)
+            scaled = (batch["pixel_values"].float() / 255.0 - self._mean) / self._std
+            batch["pixel_values"] = scaled.flatten(1)
         return batch
 
 
 def speed_up_patch_embedding(model: Qwen2VLForConditionalGeneration) -> None:
-    """Compute the patch embedding as a matrix product; the Conv3d is slow on a CPU."""
+    """Compute the patch embedding of one frame as a matrix product; the Conv3d is slow on a CPU.
+
+    The frames of an image are equal, so that the sum of their weights replaces them.
+    """
     embed = model.model.visual.patch_embed
 
     def forward(pixels: torch.Tensor) -> torch.Tensor:
-        return nn.functional.linear(pixels, embed.proj.weight.view(embed.embed_dim, -1))
+        return nn.functional.linear(pixels, embed.proj.weight.sum(2).flatten(1))
 
     embed.forward = forward
 
@@ -307,12 +324,42 @@ def learn(
     optimizer: torch.optim.Optimizer,
     schedule: torch.optim.lr_scheduler.LRScheduler,
 ) -> None:
-    """Update the weights once, with the gradient's norm clipped to 1."""
+    """Update the weights once, with the mean gradient of all processes, its norm clipped to 1."""
     loss.backward()
-    nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], 1.0)
+    parameters = [p for g in optimizer.param_groups for p in g["params"]]
+    if distributed.is_initialized():
+        average(parameters)
+    nn.utils.clip_grad_norm_(parameters, 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     schedule.step()
+
+
+def average(parameters: Iterable[nn.Parameter]) -> None:
+    """Replace the gradients by their mean over all processes.
+
+    A process whose batch has no image has no gradient for the vision tower: it counts as zero.
+    """
+    gradients = []
+    for each in parameters:
+        if each.grad is None:
+            each.grad = torch.zeros_like(each)
+        gradients.append(each.grad)
+    flat = torch.cat([each.flatten() for each in gradients])
+    distributed.all_reduce(flat)
+    flat /= distributed.get_world_size()
+    parts = flat.split([each.numel() for each in gradients])
+    for gradient, mean in zip(gradients, parts, strict=True):
+        gradient.copy_(mean.view_as(gradient))
+
+
+def loss_of(model: Qwen2VLForConditionalGeneration, batch: Batch) -> torch.Tensor:
+    """Return the mean loss of the tokens that have one; only these get logits."""
+    inputs = {name: each for name, each in batch.items() if name != "labels"}
+    hidden = model.model(**inputs, use_cache=False).last_hidden_state[:, :-1]
+    wanted = batch["labels"][:, 1:]
+    has_loss = wanted != -100
+    return nn.functional.cross_entropy(model.lm_head(hidden[has_loss]), wanted[has_loss])
 
 
 def warm_up_vision(
@@ -346,7 +393,7 @@ def warm_up_vision(
         learn(loss, optimizer, schedule)
         both = torch.stack([s.argmax(-1) == w for s, w in zip(said, wanted, strict=True)]).all(0)
         total, right = total + loss.detach(), right + both.float().mean()
-        if step % 100 == 0:
+        if step % 100 == 0 and _rank() == 0:
             minutes = (time.monotonic() - started) / 60.0
             print(
                 f"vision {step:5d}/{args.vision_steps}  loss {total / 100:.4f}  "
@@ -368,45 +415,73 @@ def _optimizer(
     return optimizer, schedule
 
 
-def train(args: argparse.Namespace) -> None:
-    torch.manual_seed(args.seed)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def draw_and_train(args: argparse.Namespace) -> None:
+    """Draw images in the background, and train on those that exist, in all processes."""
     args.work.mkdir(parents=True, exist_ok=True)
-    processor = make_processor()
-    processor.save_pretrained(args.work)
-    tokenizer = wrap_tokenizer(train_tokenizer())
+    make_processor().save_pretrained(args.work)
     command = [sys.executable, str(Path(__file__).with_name("pool.py")), str(args.work)]
     drawers = [
         subprocess.Popen([*command, str(i), str(args.drawers), str(args.chunks)])
         for i in range(args.drawers)
     ]
-    while len(list(args.work.glob("chunk-????.npz"))) < args.first_chunks:
-        time.sleep(1.0)
+    try:
+        while len(list(args.work.glob("chunk-????.npz"))) < args.first_chunks:
+            if any(drawer.poll() for drawer in drawers):
+                raise SystemExit("a process that draws images has failed")
+            time.sleep(1.0)
+        if args.processes == 1:
+            train(args)
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                meeting = (Path(folder) / "processes").as_uri()
+                multiprocessing.spawn(
+                    train_together, (meeting, args), nprocs=args.processes, daemon=True
+                )
+    finally:
+        for drawer in drawers:
+            drawer.terminate()
+            drawer.wait()
+
+
+def train_together(rank: int, meeting: str, args: argparse.Namespace) -> None:
+    """Train with this process's part of each batch."""
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=meeting, rank=rank, world_size=args.processes
+    )
+    train(args)
+    distributed.destroy_process_group()
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train the model, and write it."""
+    torch.manual_seed(args.seed)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    processor, tokenizer = make_processor(), wrap_tokenizer(train_tokenizer())
     model = (
         Qwen2VLForConditionalGeneration.from_pretrained(args.start)
         if args.start is not None
         else make_model(tokenizer)
     )
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {device}", flush=True)
-    talks = Conversations(args.work, args.batch, args.seed, tokenizer, model)
+    if _rank() == 0:
+        print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {device}", flush=True)
+    talks = Conversations(args.work, args.batch // args.processes, args.seed, tokenizer, model)
     feed = Feed(talks, processor, device, args.loaders)
-    if args.start is None:
-        pictures = Feed(
-            Pictures(args.work, args.vision_batch, args.seed), processor, device, args.loaders
-        )
     speed_up_patch_embedding(model)
     if device.type == "cuda":
         attend_in_one_call(model)
     model.to(device).train()
     if args.start is None:
-        warm_up_vision(model, pictures, args)
-        del pictures
+        pictures = Pictures(args.work, args.vision_batch // args.processes, args.seed)
+        warm_up_vision(model, Feed(pictures, processor, device, args.loaders), args)
     optimizer, schedule = _optimizer(model.parameters(), args.lr, args.steps)
     started, total = time.monotonic(), 0.0
     for step in range(1, args.steps + 1):
-        loss = model(**feed.next(), use_cache=False).loss
+        loss = loss_of(model, feed.next())
         learn(loss, optimizer, schedule)
         total += loss.detach()
+        if _rank() != 0:
+            continue
         if step % 100 == 0:
             minutes = (time.monotonic() - started) / 60.0
             print(
@@ -416,9 +491,6 @@ def train(args: argparse.Namespace) -> None:
             total = 0.0
         if step % 1000 == 0 or step == args.steps:
             save(model, tokenizer, processor, args.out)
-    for drawer in drawers:
-        drawer.terminate()
-        drawer.wait()
 
 
 def save(
@@ -427,8 +499,8 @@ def save(
     processor: Qwen2VLImageProcessorPil,
     out: Path,
 ) -> None:
-    out.mkdir(parents=True, exist_ok=True)
     """Write the model; its weights are computed in float32, and kept in float16."""
+    out.mkdir(parents=True, exist_ok=True)
     model.generation_config.max_new_tokens = None
     half = {name: each.detach().half().cpu() for name, each in model.state_dict().items()}
     del half["lm_head.weight"]  # is the embedding's
@@ -455,5 +527,11 @@ if __name__ == "__main__":
     parser.add_argument("--chunks", type=int, default=120, help="images to draw, in units of 400")
     parser.add_argument("--first-chunks", type=int, default=5, help="of these, before it begins")
     parser.add_argument("--loaders", type=int, default=0, help="processes that make batches")
+    parser.add_argument("--processes", type=int, default=0, help="that train; 0: one a core")
     parser.add_argument("--seed", type=int, default=0)
-    train(parser.parse_args())
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # ends its processes, too
+    if arguments.processes == 0:
+        cores = len(os.sched_getaffinity(0))
+        arguments.processes = 1 if torch.cuda.is_available() else min(cores, 8)
+    draw_and_train(arguments)
