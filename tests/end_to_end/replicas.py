@@ -54,6 +54,10 @@ class Replica:
     """Whether it closes the connection in place of an answer."""
     breaks_off: bool = False
     """Whether it closes the connection in the middle of an answer."""
+    items: dict[str, Any] = field(default_factory=dict)
+    """Items by their names, as far as it has got and not lost them."""
+    unknown_name: int = 409
+    """Status of its answers to names that it does not know."""
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     may_end: asyncio.Event = field(default_factory=asyncio.Event)
     num_running: int = 0
@@ -64,6 +68,8 @@ class Replica:
 
     def reset(self) -> None:
         self.got.clear()
+        self.items.clear()
+        self.unknown_name = 409
         self.status = self.health = 200
         self.is_frozen = self.hangs_up = self.breaks_off = False
 
@@ -81,6 +87,16 @@ class Replica:
         finally:
             self.num_running -= 1
 
+    def _resolve(self, body: Any) -> bool:
+        """Put known items in place of names that stand alone; return whether all are known."""
+        for part in parts_of(body):
+            name, kind = part.get("uuid"), part["type"]
+            if part[kind] is None and name not in self.items:
+                return False
+            if name is not None:
+                part[kind] = self.items.setdefault(name, part[kind])
+        return True
+
     async def _answer(self, request: web.Request, got: Got) -> web.StreamResponse:
         if self.hangs_up:
             assert request.transport is not None
@@ -90,6 +106,8 @@ class Replica:
             return web.json_response({"error": {"message": self.name}}, status=self.status)
         await self.may_answer.wait()
         body = got.json if got.body else {}
+        if not self._resolve(body):
+            return web.json_response({"error": {"message": "unknown"}}, status=self.unknown_name)
         said = {"replica": self.name, "media": [seen(part) for part in parts_of(body)]}
         if not body.get("stream"):
             return web.json_response({"id": "x", "choices": [said_as_choice(said)]})

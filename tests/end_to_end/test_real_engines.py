@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
+import numpy as np
 import pytest
 
+from afferent.conformance.images import draw_image
 from tests import models
 from tests.end_to_end.replicas import CHAT
 from tests.images import encoded, photo
 from tests.media.media_host import media_host, send
-from tests.server import Server, wait_until
+from tests.server import Server, data_url, wait_until
 from tests.vllm.servers import SHAPES, Stock
 
 PYTHON = Path(__file__).parents[2] / ".venv-serve" / "bin" / "python"
@@ -153,3 +155,22 @@ def test_models_are_those_of_the_engine(engine: Engine, server: Server) -> None:
     alone, behind = (httpx.get(f"{url}/v1/models", timeout=60) for url in (engine.url, server.url))
     names = [[each["id"] for each in answer.json()["data"]] for answer in (alone, behind)]
     assert names[0] == names[1]
+
+
+def test_vllm_finds_an_item_by_the_name_of_a_gateway(engine: Engine) -> None:
+    if engine.model != str(SHAPES):
+        pytest.skip("only vLLM knows names")
+    unknown = body(engine, "")
+    unknown["messages"][0]["content"][1] = {"type": "image_url", "image_url": None, "uuid": "new"}
+    assert httpx.post(engine.url + CHAT, json=unknown, timeout=300).status_code == 400
+    rng = np.random.default_rng(0)
+    drawn = [draw_image(rng, colour=colour, max_side=200) for colour in ("red", "blue")]
+    bodies = [body(engine, data_url(each)) for each in drawn]
+    expected = [text_of(engine.url, each) for each in bodies]
+    assert expected[0] != expected[1], "the names would not matter"
+    arguments = ("--engine", "openai", "--engine-url", engine.url, "--engine-names", "vllm")
+    with Server(*arguments) as gateway:
+        for _ in range(3):
+            assert [text_of(gateway.url, each) for each in bodies] == expected
+        counts = {key: value for key, value in gateway.metrics().items() if "named_items" in key}
+    assert sorted(counts.values()) == [0, 4]

@@ -34,6 +34,7 @@ __all__ = [
     "HttpLink",
     "HttpSettings",
     "HttpUpstreamKind",
+    "NamedBody",
     "Place",
     "RawReference",
     "Reference",
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
     from afferent.engines.remote.host import EngineHost
     from afferent.engines.remote.kind import RemoteKind, RemoteLink, listening
     from afferent.engines.upstream import (
+        NamedBody,
         RepeatableBody,
         Upstream,
         UpstreamAnswer,
@@ -114,7 +116,7 @@ else:
             "afferent.engines.remote.host": "EngineHost",
             "afferent.engines.remote.kind": "RemoteKind RemoteLink listening",
             "afferent.engines.upstream": (
-                "RepeatableBody Upstream UpstreamAnswer UpstreamRequest UpstreamSocket "
+                "NamedBody RepeatableBody Upstream UpstreamAnswer UpstreamRequest UpstreamSocket "
                 "UpstreamStats"
             ),
             "afferent.engines.vllm.items": "from_tree to_tree",

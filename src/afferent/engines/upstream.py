@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -30,6 +30,19 @@ class RepeatableBody(Protocol):
         Raises:
             StoreRestarted: Its media were lost.
         """
+        ...
+
+
+@runtime_checkable
+class NamedBody(RepeatableBody, Protocol):
+    """Body whose items have names: a server that has got an item before needs its name alone."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the items that can be left out."""
+
+    def without(self, names: Collection[str]) -> RepeatableBody:
+        """Return the body with the names of these items in place of their data."""
         ...
 
 
@@ -128,6 +141,12 @@ class Upstream(Protocol):
     @property
     def takes_salt(self) -> bool:
         """Whether its prefix cache keeps requests apart by their ``cache_salt``."""
+
+    @property
+    def takes_names(self) -> bool:
+        """Whether its servers find an item that they have got before by its name (``uuid``) alone,
+        in chat completions. Only where it reads no arena.
+        """
 
     @property
     def takes_any_file(self) -> bool:

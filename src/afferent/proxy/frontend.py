@@ -304,7 +304,7 @@ def _in_front(upstream: Upstream, base: Parts) -> Made:
     if not upstream.reads_arena:
         if not isinstance(family, ReencodedFamily):
             raise ConfigError("an upstream that reads no arena needs a family of files")
-        inline = InlineStage(base.store, items, upstream, family)
+        inline = InlineStage(base.store, items, upstream, family, secret=secret)
     passage = Passage(
         *(base.store, base.gate, upstream, stage, settings, base.access, scopes, tenancy),
         inline=inline,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,6 +15,9 @@ from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.types import Handle
 
+_BEFORE: Final = b'{"url":"'
+_BEHIND: Final = b'"}'
+_NULL: Final = b"null"
 _WINDOW_NBYTES: Final = 3 << 16
 """Bytes that are encoded at a time; a multiple of 3, so that the pieces are one text."""
 
@@ -30,6 +33,7 @@ class InlineMedia:
         media_type: Such as ``image/png``.
         is_features: The object has features, which are the file of a `ReencodedFamily`.
         is_text: The bytes are the text behind ``data:video/jpeg;base64,``.
+        name: Its name for servers that have got it before; empty for none.
     """
 
     handle: Handle
@@ -38,6 +42,7 @@ class InlineMedia:
     media_type: str
     is_features: bool = False
     is_text: bool = False
+    name: str = ""
 
     @property
     def num_chars(self) -> int:
@@ -62,33 +67,64 @@ class Markers:
     def __getitem__(self, index: int) -> str:
         return f"{self._token}x{index}x"
 
+    def whole(self, index: int) -> str:
+        """Return the string that stands for a whole value."""
+        return f"{self._token}w{index}w"
+
     def split(self, body: bytes) -> list[bytes | int]:
         """Return a body in pieces: JSON, and the indices of items between them."""
-        pieces = re.split(f"{self._token}x([0-9]+)x".encode(), body)
-        return [int(piece) if index % 2 else piece for index, piece in enumerate(pieces)]
+        token = self._token
+        pieces: list[bytes | int] = []
+        end = 0
+        for found in re.finditer(f'{token}x([0-9]+)x|"{token}w([0-9]+)w"'.encode(), body):
+            pieces += [body[end : found.start()], int(found[1] or found[2])]
+            end = found.end()
+        return [*pieces, body[end:]]
 
 
 class InlineBody:
     """See `afferent.engines.upstream.RepeatableBody`."""
 
     def __init__(
-        self, store: AsyncDaemonStore, pieces: Sequence[bytes | int], media: Sequence[InlineMedia]
+        self,
+        store: AsyncDaemonStore,
+        pieces: Sequence[bytes | int],
+        media: Sequence[InlineMedia],
+        left_out: Collection[str] = (),
     ) -> None:
         """Create it.
 
         Args:
-            pieces: JSON, and indices of items.
+            pieces: JSON, and indices of items. An item with a name stands there as a whole value,
+                its object with a URL, and another one as base64.
             media: The items.
+            left_out: Names of the items whose value is ``null``.
         """
-        self._store, self._media = store, media
+        self._store, self._media, self._left_out = store, media, left_out
         self._pieces = [piece for piece in pieces if piece != b""]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """See `afferent.engines.upstream.NamedBody`."""
+        return frozenset(item.name for item in self._media if item.name)
+
+    def without(self, names: Collection[str]) -> InlineBody:
+        """See `afferent.engines.upstream.NamedBody`."""
+        return InlineBody(self._store, self._pieces, self._media, names)
 
     @property
     def nbytes(self) -> int:
         return sum(
-            self._media[piece].num_chars if isinstance(piece, int) else len(piece)
+            self._num_chars(self._media[piece]) if isinstance(piece, int) else len(piece)
             for piece in self._pieces
         )
+
+    def _num_chars(self, item: InlineMedia) -> int:
+        if not item.name:
+            return item.num_chars
+        if item.name in self._left_out:
+            return len(_NULL)
+        return len(_BEFORE) + len(item.head) + item.num_chars + len(_BEHIND)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         for piece in self._pieces:
@@ -96,8 +132,15 @@ class InlineBody:
                 yield piece
                 continue
             item = self._media[piece]
+            if item.name and item.name in self._left_out:
+                yield _NULL
+                continue
+            if item.name:
+                yield _BEFORE + item.head.encode()
             for start in range(0, item.nbytes, _WINDOW_NBYTES):
                 yield self._window(item, start)
+            if item.name:
+                yield _BEHIND
 
     def _window(self, item: InlineMedia, start: int) -> bytes:
         """Return a part of an item's text. No view of the arena lasts beyond it."""

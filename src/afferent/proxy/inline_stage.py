@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+import msgspec
+
+from afferent import keys
 from afferent.admission.shares import Share
 from afferent.engines.upstream import Upstream
 from afferent.errors import UnsupportedMedia
@@ -26,6 +31,7 @@ from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.trace import Trace
 from afferent.types import Handle, Modality
 
+_TAG: Final = b"afferent/item-name/v1"
 _FRAMES: Final = "video/jpeg"
 
 
@@ -43,12 +49,19 @@ class Inlined:
         self._markers = Markers()
 
     def write(self, document: Document) -> bytes:
-        """Return the JSON with markers in place of the base64 of the media."""
+        """Return the JSON with markers in place of the base64 of the media, or of the whole object
+        of an item with a name.
+        """
         urls = [
             self._markers[index] if place.is_bare else item.head + self._markers[index]
             for index, (place, item) in enumerate(zip(document.places, self._media, strict=True))
         ]
-        return document.write(urls, media_types=[item.media_type for item in self._media])
+        return document.write(
+            urls,
+            names=[item.name for item in self._media],
+            media_types=[item.media_type for item in self._media],
+            wholes={i: self._markers.whole(i) for i, item in enumerate(self._media) if item.name},
+        )
 
     def body(self, written: bytes) -> InlineBody:
         """Return the body of a JSON with markers."""
@@ -64,14 +77,18 @@ class InlineStage:
         items: ItemStage,
         upstream: Upstream,
         family: ReencodedFamily,
+        *,
+        secret: bytes,
     ) -> None:
         """Create the stage.
 
         Args:
-            upstream: Says which files the family's replace.
+            upstream: Says which files the family's replace, and whether it takes names.
             family: Family of ``items``.
+            secret: Key of names.
         """
         self._store, self._items, self._upstream = store, items, upstream
+        self._names = ItemNames(secret, family) if upstream.takes_names else None
         self._media_type = f"image/{family.format}"
 
     @property
@@ -117,6 +134,14 @@ class InlineStage:
             way = "features" if inlined[item].is_features else "bytes"
             WAYS.labels(item.modality, way).inc()
         in_order = [inlined[item] for item in found.in_order]
+        if self._names is not None:
+            named, nameable = self._names.within(document, share.tenant), set(document.nameable)
+            in_order = [
+                replace(media, name=named(item, media)) if place in nameable else media
+                for place, item, media in zip(
+                    document.places, found.in_order, in_order, strict=True
+                )
+            ]
         return Inlined(self._store, in_order, self._placement(found.in_order[0], files))
 
     def _is_converted(self, item: ReceivedItem) -> bool:
@@ -182,6 +207,36 @@ class InlineStage:
         handle, where = files[item]
         end = where.start + min(where.nbytes, PLACEMENT_NBYTES)
         return placement_digest(item.modality, self._store.block(handle)[where.start : end])
+
+
+class ItemNames:
+    """Names of items for servers that find an item by its name.
+
+    A server may take items of one name for the same, also if two clients send them. So the name
+    depends on all that shapes the features and on the tenant, and clients can't compute it.
+    """
+
+    def __init__(self, secret: bytes, family: ReencodedFamily) -> None:
+        self._secret = secret
+        self._conversion = msgspec.json.encode(family)
+
+    def within(self, document: Document, tenant: str) -> Callable[[ReceivedItem, InlineMedia], str]:
+        """Return the function that names the items of a request, with 32 hexadecimal digits."""
+        options = [
+            part
+            for key, value in sorted(document.options.items())
+            for part in (key.encode(), value)
+        ]
+        common = keys.frame(_TAG, tenant.encode(), *options)
+
+        def name(item: ReceivedItem, media: InlineMedia) -> str:
+            made = self._conversion if media.is_features else b""
+            shaped = keys.frame(
+                *(common, item.modality.encode(), item.digest, media.media_type.encode(), made)
+            )
+            return hmac.digest(self._secret, shaped, hashlib.sha256)[:16].hex()
+
+        return name
 
 
 def _in_arena(item: ReceivedItem, file: File) -> ReceivedItem:

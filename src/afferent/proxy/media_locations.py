@@ -252,6 +252,16 @@ class _Uuid:
 
 
 @dataclass(frozen=True, slots=True)
+class _Whole:
+    """Object of a content part, with the URL of an item and nothing else: ``null`` may replace it
+    beside the item's name.
+    """
+
+    place: Place
+    node: object
+
+
+@dataclass(frozen=True, slots=True)
 class _Splice:
     """Parts that stand in the place of one part of a list."""
 
@@ -269,6 +279,8 @@ class Document:
     """Options in the body with a value, for the keys in `OPTION_KEYS`."""
     is_read_once: bool = False
     """Whether the upstream processes one prompt, once."""
+    nameable: list[Place] = field(default_factory=list)
+    """Items of a document that keeps its form for which a name may stand alone."""
 
     @property
     def places(self) -> list[Place]:
@@ -309,15 +321,18 @@ class Document:
         *,
         names: Sequence[str] | None = None,
         media_types: Sequence[str] | None = None,
+        wholes: Mapping[int, str] | None = None,
     ) -> bytes:
         """Return the JSON with these URLs in place of its media.
 
         Args:
             urls: One for each location.
-            names: Replacements of the client's names. Without them, the client's names and the
-                options are dropped, as they have been applied.
+            names: Replacements of the client's names; an empty one leaves a name out. Without them,
+                the client's names and the options are dropped, as they have been applied.
             media_types: Media types of the items, of a document that keeps its form. Then only the
                 client's names are dropped.
+            wholes: Strings in place of the whole objects of some items, by the item's index; see
+                `nameable`.
         """
         if self.root is self.text:
             return self.text
@@ -327,6 +342,7 @@ class Document:
         }
         types = zip(self.places, media_types or (), strict=bool(media_types))
         typed = {id(place): media_type for place, media_type in types}
+        whole = {id(self.places[index]): text for index, text in (wholes or {}).items()}
 
         def text(node: object) -> bytes | None:
             match node:
@@ -334,10 +350,14 @@ class Document:
                     return node
                 case Place():
                     return msgspec.json.encode(written[id(node)])
+                case _Whole(place, inner):
+                    found = whole.get(id(place))
+                    return text(inner) if found is None else msgspec.json.encode(found)
                 case MediaType(place):
                     return msgspec.json.encode(typed[id(place)])
                 case _Uuid(place):
-                    return msgspec.json.encode(named[id(place)]) if named else None
+                    name = named.get(id(place))
+                    return msgspec.json.encode(name) if name else None
                 case dict():
                     pairs = ((key, text(value)) for key, value in node.items())
                     inner = (
@@ -405,7 +425,9 @@ def find(
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest("the body is not valid JSON") from error
     tree = root if finder.found or finder.has_changed else body
-    return Document(body, tree, finder.found, options, is_read_once=is_read_once)
+    return Document(
+        *(body, tree, finder.found, options), is_read_once=is_read_once, nameable=finder.nameable
+    )
 
 
 def _has_only_functions(tools: bytes) -> bool:
@@ -425,6 +447,7 @@ class _Finder:
 
     def __init__(self, *, keeps_form: bool, has_documents: bool, files: KnownFiles) -> None:
         self.found: list[Place | DocumentPlace] = []
+        self.nameable: list[Place] = []
         self.has_changed = False
         self._keeps_form, self._has_documents, self._files = keeps_form, has_documents, files
 
@@ -503,12 +526,24 @@ class _Finder:
             del opened[key]
             self._audio(opened, found[key], has_name=has_name)
         elif key is not None:
-            opened[key] = self._url(_URL_KEYS[key], found[key], has_name=has_name)
+            node = self._url(_URL_KEYS[key], found[key], has_name=has_name)
+            if self._keeps_form and found.get("type") == b'"%b"' % key.encode():
+                node = self._nameable(opened, node)
+            opened[key] = node
         if "uuid" in found and len(self.found) > before:
             place = self.found[-1]
             if isinstance(place, Place):
                 self._name(opened, found["uuid"], place)
         return opened
+
+    def _nameable(self, opened: dict[str, object], node: object) -> object:
+        """Prepare a part of chat completions for a name of its item, if its URL stands alone."""
+        match node:
+            case {"url": Place() as place, **rest} if not rest:
+                self.nameable.append(place)
+                opened["uuid"] = _Uuid(place)
+                return _Whole(place, node)
+        return node
 
     def _stored(self, found: dict[str, bytes]) -> object | None:
         """Return the part for a stored file; ``None`` if the part names none."""

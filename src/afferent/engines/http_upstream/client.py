@@ -11,7 +11,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 import aiohttp
@@ -31,6 +31,7 @@ from afferent.engines.http_upstream.server import Server
 from afferent.engines.http_upstream.sources import Sources
 from afferent.engines.references import Reference, sign
 from afferent.engines.upstream import (
+    NamedBody,
     NameOf,
     RepeatableBody,
     UpstreamAnswer,
@@ -62,6 +63,8 @@ _OF_ANSWERS = (_CONNECTIONS - {b"content-length"}) | {b"date", b"server"}
 """The same, and those that every HTTP server writes by itself."""
 _LOCATIONS = frozenset({b"location", b"content-location"})
 """Headers with a URL, which may name a server that a client can't reach."""
+_ERRORS = 400
+"""Least status of an error."""
 _FAILED = 500
 """Status of an API server when its engine has ended, among other cases."""
 _AGAIN = frozenset({502, 503, 504})
@@ -84,6 +87,12 @@ RETRIES = counter(
 EJECTIONS = counter(
     "afferent_upstream_ejections_total",
     "Times that a server got no requests for a while, as too many had failed",
+)
+NAMED = counter(
+    "afferent_upstream_named_items_total",
+    "Items that were sent by their names alone, by whether the server had them; it then got the "
+    "data at once",
+    outcome=("known", "unknown"),
 )
 PLACEMENTS = counter(
     "afferent_upstream_placements_total",
@@ -109,6 +118,10 @@ class ServerTraits:
     """Whether a server takes requests only if ``GET /health`` has the status 200."""
     has_metrics = True
     """Whether the servers' metrics belong on this server's page."""
+    unknown_name_statuses: frozenset[int] = frozenset()
+    """Statuses of a server that has got an item by its name and does not know it, among other
+    cases; empty for servers to which items are always sent.
+    """
 
     def takes(self, modality: Modality, file: bytes | memoryview | None) -> bool:
         """See `Upstream.takes`."""
@@ -238,6 +251,11 @@ class HttpClient:
         return self._traits.takes_salt
 
     @property
+    def takes_names(self) -> bool:
+        """See `Upstream.takes_names`."""
+        return bool(self._traits.unknown_name_statuses)
+
+    @property
     def num_servers(self) -> int:
         """See `Upstream.num_servers`."""
         return sum(replica.is_ready for replica in self._placement.replicas)
@@ -315,6 +333,34 @@ class HttpClient:
         may_retry: bool,
     ) -> UpstreamAnswer:
         attempt.enter_context(self._at_work(server))
+        body = request.body
+        if not self.takes_names or not isinstance(body, NamedBody):
+            return await self._sent(server, request, spot, attempt, may_retry=may_retry)
+        if left_out := server.known.among(body.names):
+            short = replace(request, body=body.without(left_out))
+            async with AsyncExitStack() as first:
+                answer = await self._sent(server, short, spot, first, may_retry=may_retry)
+                if answer.status not in self._traits.unknown_name_statuses:
+                    NAMED.labels("known").inc(len(left_out))
+                    attempt.push_async_exit(first.pop_all())
+                    return answer
+            server.known.forget(left_out)
+            NAMED.labels("unknown").inc(len(left_out))
+        answer = await self._sent(server, request, spot, attempt, may_retry=may_retry)
+        if answer.status < _ERRORS:
+            server.known.note(body.names)
+        return answer
+
+    async def _sent(
+        self,
+        server: Server,
+        request: UpstreamRequest,
+        spot: _Spot,
+        attempt: AsyncExitStack,
+        *,
+        may_retry: bool,
+    ) -> UpstreamAnswer:
+        """Return a server's answer, once it has begun; it ends with ``attempt``."""
         waiting = server.while_ready() if may_retry else contextlib.nullcontext()
         with self._reaching(server):
             async with waiting:

@@ -14,6 +14,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from afferent.engines.http_upstream.addresses import Address
+from afferent.engines.http_upstream.known_names import KnownNames
 from afferent.engines.http_upstream.placement import Replica
 from afferent.errors import ConfigError
 
@@ -90,6 +91,7 @@ class Server:
         base: URL before a target.
         session: Its pool of connections.
         replica: Its state among the others.
+        known: Names of the items that it has got.
 
     Invariants: `watch` sets ``replica.is_ready``; a failed connection or health check clears it.
     """
@@ -110,6 +112,7 @@ class Server:
                 not, any answer counts that is no failure of a server.
         """
         self.address, self.replica, self._needs_health = address, replica, needs_health
+        self.known = KnownNames()
         is_unix = address.url.startswith("unix:")
         self.base = "http://upstream" if is_unix else address.url
         self.session = aiohttp.ClientSession(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
@@ -12,6 +12,8 @@ from afferent.engines.http_upstream.sources import Source, source
 from afferent.errors import ConfigError
 from afferent.media.families.reencoded import FileFormat
 
+Namers = Literal["none", "afferent", "vllm"]
+"""Kinds of servers that find an item by its name."""
 _FORMAT: Final = r"^[a-z0-9]{1,16}\Z"
 _HEADER: Final = r"^([A-Za-z0-9!#$%&'*+.^_`|~-]{1,64})?\Z"
 _TAKEN: Final = frozenset(
@@ -63,6 +65,13 @@ class OpenAISettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=
     engine_cache_salt: bool = setting(
         False,
         "the engine knows cache_salt, as vLLM does, so that tenants share no prefix cache",
+        Group.ENGINE,
+    )
+    engine_names: Namers = setting(
+        "none",
+        "send an item that a server has got before by its name (uuid) alone: afferent, if all "
+        "servers are Afferent; vllm, if all are stock vLLM and no other client reaches them, since "
+        "vLLM believes any client's names",
         Group.ENGINE,
     )
     route_header: str = setting(

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from afferent.engines.http_upstream.client import ServerTraits
-from afferent.engines.openai.settings import OpenAISettings
+from afferent.engines.openai.settings import Namers, OpenAISettings
 from afferent.media.headers.header import is_exact, read_header
 from afferent.media.headers.image_format import format_of
 from afferent.media.headers.image_sizes import read_sizes
 from afferent.media.headers.media_types import format_name
 from afferent.types import Modality
+
+_UNKNOWN_NAME: Final[dict[Namers, frozenset[int]]] = {
+    "none": frozenset(),
+    "afferent": frozenset({409}),
+    "vllm": frozenset({400}),
+}
 
 
 class OpenAITraits(ServerTraits):
@@ -19,6 +27,7 @@ class OpenAITraits(ServerTraits):
     has_metrics = False
 
     def __init__(self, settings: OpenAISettings) -> None:
+        self.unknown_name_statuses = _UNKNOWN_NAME[settings.engine_names]
         self._formats = frozenset(settings.engine_image_formats)
         self._max_pixels = settings.engine_max_pixels
         self.takes_salt = settings.engine_cache_salt
