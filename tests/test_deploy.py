@@ -22,6 +22,9 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+import afferent.builtin.frontend
+import afferent.engines.http_upstream.client
+import afferent.tier.main  # noqa: F401 - these modules declare metrics
 from afferent import cli, config, errors
 from afferent.operations.commands import health
 from afferent.telemetry.registry import REGISTRY

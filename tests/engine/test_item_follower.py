@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from afferent.engines.http_upstream import item_follower
 from afferent.engines.http_upstream.item_follower import (
-    ItemEvent,
     ItemFollower,
     KnownItems,
-    number_of,
+    SeenEvent,
 )
+from afferent.engines.item_events import pack_seq
 from afferent.operations.item_events.publisher import Publisher, follow
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.daemon.server import StoreServer
@@ -39,8 +39,8 @@ def placement_of(number: int) -> bytes:
     return bytes([number]) * 32
 
 
-def stored(name: int, placement: int, kind: str = "features") -> ItemEvent:
-    return ItemEvent(
+def stored(name: int, placement: int, kind: str = "features") -> SeenEvent:
+    return SeenEvent(
         "ItemStored", str(name), kind, placement_of(placement).hex() if placement else ""
     )
 
@@ -48,18 +48,18 @@ def stored(name: int, placement: int, kind: str = "features") -> ItemEvent:
 EVENTS = st.one_of(
     st.builds(stored, st.integers(0, 4), st.integers(0, 3), st.sampled_from(["features", "e"])),
     st.builds(
-        lambda name, kind: ItemEvent("ItemRemoved", str(name), kind),
+        lambda name, kind: SeenEvent("ItemRemoved", str(name), kind),
         st.integers(0, 4),
         st.sampled_from(["features", "e"]),
     ),
-    st.just(ItemEvent("AllItemsCleared")),
-    st.just(ItemEvent("of a later version", "1", "features")),
+    st.just(SeenEvent("AllItemsCleared")),
+    st.just(SeenEvent("of a later version", "1", "features")),
 )
 
 
 @given(st.lists(st.lists(EVENTS, max_size=6), max_size=8))
 @examples(200, storm=5000)
-def test_items_are_those_of_the_events(batches: list[list[ItemEvent]]) -> None:
+def test_items_are_those_of_the_events(batches: list[list[SeenEvent]]) -> None:
     known, model = KnownItems(), dict[tuple[str, str], str]()
     for seq, events in enumerate(batches):
         known.apply(seq, events)
@@ -85,7 +85,7 @@ def test_a_server_with_too_many_items_takes_no_more_memory(
     known = KnownItems()
     known.apply(1, [stored(number, number) for number in range(1, 10)])
     assert [number for number in range(1, 10) if known.has(placement_of(number))] == [1, 2, 3]
-    known.apply(2, [ItemEvent("ItemRemoved", "1", "features"), stored(9, 9)])
+    known.apply(2, [SeenEvent("ItemRemoved", "1", "features"), stored(9, 9)])
     assert known.has(placement_of(9))
 
 
@@ -229,11 +229,11 @@ def test_malformed_events_are_no_items(batch: bytes, caplog: pytest.LogCaptureFi
         async def answer() -> None:
             while True:
                 client, *_ = await requests.recv_multipart()
-                await requests.send_multipart([client, b"", b"items", number_of(7), batch])
+                await requests.send_multipart([client, b"", b"items", pack_seq(7), batch])
 
         async def publish() -> None:
             while True:
-                await events.send_multipart([b"items", number_of(7), batch])
+                await events.send_multipart([b"items", pack_seq(7), batch])
                 await asyncio.sleep(0.01)
 
         follower = ItemFollower(HOST, port)

@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 import zmq
 
+from afferent.engines.item_events import ItemRemoved, requests_endpoint
 from afferent.errors import ConfigError
 from afferent.operations.item_events import publisher as publisher_module
-from afferent.operations.item_events.event_messages import ItemRemoved
-from afferent.operations.item_events.launch import requests_endpoint
 from afferent.operations.item_events.publisher import Publisher, follow
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.daemon.server import StoreServer

@@ -214,8 +214,7 @@ def test_tenant_of_a_gateway_has_the_limits_of_its_name() -> None:
         ({}, Headers({HEADER: "acme"})),
         # A valid key does not make up for an invalid signature.
         ({"api_key": "k" * 16}, Headers({HEADER: "acme", "x-api-key": "k" * 16})),
-        ({"trusts_gateways": False}, signed(NAMELESS)),
-        ({"signatures": None, "trusts_gateways": False}, signed(NAMELESS)),
+        ({"api_key": "k" * 16, "trusts_gateways": False}, signed(NAMELESS)),
     ],
 )
 def test_without_a_valid_signature_nobody_is_a_tenant(
@@ -223,6 +222,18 @@ def test_without_a_valid_signature_nobody_is_a_tenant(
 ) -> None:
     with pytest.raises(NotAuthenticated):
         behind_a_gateway(**settings).tenant_of(headers)
+
+
+@pytest.mark.parametrize("signatures", [None, SignedShares(b"secret")])
+def test_gateway_that_is_not_trusted_is_a_client_like_others(
+    signatures: SignedShares | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    access = Access(Places(), signatures=signatures)
+    for _ in range(3):
+        for headers in (signed(Share("acme")), Headers({HEADER: "acme"})):
+            entered = asyncio.run(access.enter(trace("r"), headers, host="192.0.2.7"))
+            assert entered == Share(address="192.0.2.7")
+    assert len(caplog.messages) == (0 if signatures is None else 1)
 
 
 def test_client_with_a_key_needs_no_gateway() -> None:

@@ -45,7 +45,7 @@ from vllm.multimodal.media import MediaWithBytes
 from vllm.tokenizers.mistral import MistralTokenizer
 
 from afferent import keys
-from afferent.engines import place
+from afferent.engines import item_events, place
 from afferent.engines.references import FeaturesReference, Of, RawReference, sign
 from afferent.engines.vllm import items
 from afferent.engines.vllm.plugin import ec, probe
@@ -60,7 +60,6 @@ from afferent.engines.vllm.plugin.step import Located, Step
 from afferent.engines.vllm.plugin.step_pins import PinnedStep
 from afferent.engines.vllm.plugin.transfer import Stopwatch
 from afferent.errors import FormatError
-from afferent.operations.item_events import event_messages
 from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.store.block import codec
 from afferent.store.client.daemon_store import DaemonStore
@@ -154,9 +153,9 @@ def hooks() -> None:
 
 def events() -> None:
     """vLLM's own struct decodes batches of item events."""
-    stored = event_messages.ItemStored("ab" * 32, ObjectKind.FEATURES, 9, Modality.IMAGE, "cd" * 32)
-    removed = event_messages.ItemRemoved("ab" * 32, ObjectKind.EMBEDDINGS)
-    batch = event_messages.pack_batch([stored, removed], now_s=1.5)
+    stored = item_events.ItemStored("ab" * 32, ObjectKind.FEATURES, 9, Modality.IMAGE, "cd" * 32)
+    removed = item_events.ItemRemoved("ab" * 32, ObjectKind.EMBEDDINGS)
+    batch = item_events.pack_batch([stored, removed], now_s=1.5)
     found = msgspec.msgpack.decode(batch, type=EventBatch)
     assert (found.ts, found.data_parallel_rank) == (1.5, None)
     assert [each["type"] for each in found.events] == ["ItemStored", "ItemRemoved"]

@@ -4,9 +4,11 @@ limit of requests.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import ipaddress
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
@@ -19,6 +21,8 @@ from afferent.errors import NoPermitLeft, NotAuthenticated, QuotaExceeded
 from afferent.proxy import dialects
 from afferent.proxy.doors import Doors
 from afferent.telemetry.trace import Trace
+
+log = logging.getLogger(__name__)
 
 KEY_HEADERS = frozenset(header.name.encode() for header in dialects.KEY_HEADERS)
 """Headers that may contain a key, in lower case."""
@@ -75,6 +79,7 @@ class Access:
         self._keys = [(_digest(key), tenant) for key, tenant in owners]
         self._by_name = {tenant.name: tenant for tenant in tenants}
         self._signatures, self._trusts_gateways = signatures, trusts_gateways
+        self._has_warned = False
         self.has_tenants = bool(tenants) or trusts_gateways
         """Whether tenants are configured, and clients without one are apart from them."""
         self._has_quotas = any(tenant.max_requests for tenant in tenants)
@@ -189,17 +194,27 @@ class Access:
         return passed
 
     def _signed(self, headers: Mapping[str, str]) -> Share | None:
-        """Return the share that a gateway has signed; ``None`` if there is none.
+        """Return the share that a gateway has signed; ``None`` if there is none, or if gateways are
+        not trusted here.
 
         Raises:
-            NotAuthenticated: It is not valid here.
+            NotAuthenticated: Its signature is not valid.
         """
         value = headers.get(HEADER)
-        if value is None:
+        if value is None or self._signatures is None:
             return None
-        if self._signatures is None or not self._trusts_gateways:
-            raise NotAuthenticated(f"{HEADER} is not accepted here (--gateway-tenants)")
-        return self._signatures.read(value)
+        if self._trusts_gateways:
+            return self._signatures.read(value)
+        if not self._has_warned:
+            self._warn(value)
+        return None
+
+    def _warn(self, value: str) -> None:
+        """Log once that a gateway of this fleet names tenants, which count as one client here."""
+        with contextlib.suppress(NotAuthenticated):
+            if self._signatures is not None and self._signatures.read(value).tenant:
+                self._has_warned = True
+                log.warning("a gateway names tenants, which are one here: see --gateway-tenants")
 
 
 def _network(host: str) -> str:

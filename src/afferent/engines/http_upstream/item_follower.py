@@ -1,7 +1,7 @@
 """Follower of a server's item events: which media the server has, by their placement digests.
 
-The format is that of `docs/routers.md`. Wrong events cost a miss, never a wrong answer: they only
-change which server gets a request first.
+The messages are those of `afferent.engines.item_events`. Wrong events cost a miss, never a wrong
+answer: they only change which server gets a request first.
 """
 
 from __future__ import annotations
@@ -17,10 +17,21 @@ import zmq
 import zmq.asyncio
 from msgspec import Struct
 
+from afferent.engines.item_events import (
+    END,
+    LIST,
+    TOPIC,
+    USER,
+    AllItemsCleared,
+    ItemRemoved,
+    ItemStored,
+    pack_seq,
+    requests_endpoint,
+    unpack_seq,
+)
+
 log = logging.getLogger(__name__)
 
-_TOPIC: Final = b"items"
-_USER: Final = b"afferent"
 _SILENCE_S: Final = 5.0
 """Time without a message after which nothing is known: there are two a second."""
 _ANSWER_S: Final = 5.0
@@ -30,8 +41,8 @@ _MAX_ITEMS: Final = 1 << 19
 """Items of a server that are remembered; a server with more has some that are unknown here."""
 
 
-class ItemEvent(Struct):
-    """The fields of all types of events that a gateway uses."""
+class SeenEvent(Struct):
+    """The fields of all types of events that a gateway uses; types of later versions may come."""
 
     type: str
     name: str = ""
@@ -41,7 +52,7 @@ class ItemEvent(Struct):
 
 class _Batch(Struct, array_like=True):
     ts: float
-    events: list[ItemEvent]
+    events: list[SeenEvent]
 
 
 class KnownItems:
@@ -67,15 +78,15 @@ class KnownItems:
         self._placements.clear()
         self._num.clear()
 
-    def apply(self, seq: int, events: Sequence[ItemEvent]) -> None:
+    def apply(self, seq: int, events: Sequence[SeenEvent]) -> None:
         """Apply the batch with this number."""
         for event in events:
             item = event.name, event.kind
-            if event.type == "AllItemsCleared":
+            if event.type == AllItemsCleared.__name__:
                 self.clear()
-            elif event.type == "ItemRemoved":
+            elif event.type == ItemRemoved.__name__:
                 self._remove(item)
-            elif event.type == "ItemStored" and event.placement:
+            elif event.type == ItemStored.__name__ and event.placement:
                 self._remove(item)
                 if len(self._placements) < _MAX_ITEMS:
                     self._placements[item] = event.placement
@@ -101,7 +112,8 @@ class ItemFollower:
 
     def __init__(self, host: str, port: int, *, key: str = "") -> None:
         host = f"[{host}]" if ":" in host else host
-        self._events, self._requests = f"tcp://{host}:{port}", f"tcp://{host}:{port + 1}"
+        self._events = f"tcp://{host}:{port}"
+        self._requests = requests_endpoint(self._events)
         self._key = key.encode()
         self._decoder = msgspec.msgpack.Decoder(_Batch)
         self.items = KnownItems()
@@ -134,11 +146,11 @@ class ItemFollower:
         while True:
             async with asyncio.timeout(_SILENCE_S):
                 _, number, batch = await events.recv_multipart()
-            seq, expected = int.from_bytes(number, "big", signed=True), self.items.latest + 1
+            seq, expected = unpack_seq(number), self.items.latest + 1
             if seq > expected:
-                missed = await self._ask(requests, number_of(expected)) if expected else []
+                missed = await self._ask(requests, pack_seq(expected)) if expected else []
                 if not missed or missed[0][0] != expected:
-                    missed = await self._ask(requests, b"list")
+                    missed = await self._ask(requests, LIST)
                 for each in missed:
                     self.items.apply(*each)
             if seq == self.items.latest + 1:
@@ -146,20 +158,20 @@ class ItemFollower:
 
     async def _ask(
         self, requests: zmq.asyncio.Socket, request: bytes
-    ) -> list[tuple[int, Sequence[ItemEvent]]]:
+    ) -> list[tuple[int, Sequence[SeenEvent]]]:
         """Return the batches of an answer, with their numbers.
 
         Raises:
             TimeoutError: It did not come in time.
             ValueError: It is malformed, or the server could not answer.
         """
-        found: list[tuple[int, Sequence[ItemEvent]]] = []
+        found: list[tuple[int, Sequence[SeenEvent]]] = []
         async with asyncio.timeout(_ANSWER_S):
             await requests.send_multipart([b"", request])
             while True:
                 _, _, number, batch = await requests.recv_multipart()
-                seq = int.from_bytes(number, "big", signed=True)
-                if seq == -1:
+                seq = unpack_seq(number)
+                if seq == END:
                     return found
                 if seq < 0:
                     raise ValueError("the server could not list its items")
@@ -170,14 +182,9 @@ class ItemFollower:
         found.setsockopt(zmq.IPV6, 1)
         found.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_NBYTES)
         if self._key:
-            found.setsockopt(zmq.PLAIN_USERNAME, _USER)
+            found.setsockopt(zmq.PLAIN_USERNAME, USER.encode())
             found.setsockopt(zmq.PLAIN_PASSWORD, self._key)
         if kind == zmq.SUB:
-            found.setsockopt(zmq.SUBSCRIBE, _TOPIC)
+            found.setsockopt(zmq.SUBSCRIBE, TOPIC)
         found.connect(endpoint)
         return found
-
-
-def number_of(seq: int) -> bytes:
-    """Return the number of a batch as a frame."""
-    return seq.to_bytes(8, "big", signed=True)

@@ -15,14 +15,8 @@ class PublisherSettings(Struct, kw_only=True, forbid_unknown_fields=True):
 
     store_address: str
     endpoint: str
-    """Address of the events; `requests_endpoint` has that of the requests."""
+    """Address of the events; `afferent.engines.item_events.requests_endpoint` has that of the
+    requests.
+    """
     key: str
     """Key that subscribers send; empty: none."""
-
-
-def requests_endpoint(endpoint: str) -> str:
-    """Return the address for requests: the next port, or the path with ``.requests``."""
-    if endpoint.startswith("ipc://"):
-        return f"{endpoint}.requests"
-    host, _, port = endpoint.rpartition(":")
-    return f"{host}:{int(port) + 1}"

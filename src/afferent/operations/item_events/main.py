@@ -9,8 +9,9 @@ import os
 
 import uvloop
 
+from afferent.engines.item_events import requests_endpoint
 from afferent.errors import ConfigError
-from afferent.operations.item_events.launch import PublisherSettings, requests_endpoint
+from afferent.operations.item_events.launch import PublisherSettings
 from afferent.operations.item_events.publisher import Publisher, follow
 from afferent.runtime.process import ChildProcess, run_until_terminated
 from afferent.store.client.async_store import AsyncDaemonStore

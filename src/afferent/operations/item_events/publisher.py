@@ -24,25 +24,29 @@ import zmq
 import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 
-from afferent.errors import AfferentError, ConfigError, FormatError
-from afferent.operations.item_events.event_messages import (
+from afferent.engines.item_events import (
+    END,
+    LIST,
+    NOT_ANSWERED,
+    SEQ_NBYTES,
     TOPIC,
+    USER,
     AllItemsCleared,
     Event,
     event_of,
     pack_batch,
     pack_seq,
+    requests_endpoint,
     stored_event,
+    unpack_seq,
 )
-from afferent.operations.item_events.launch import requests_endpoint
+from afferent.errors import AfferentError, ConfigError, FormatError
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import MAX_NAME_NBYTES
 from afferent.store.protocol.results import StoredItem
 
 log = logging.getLogger(__name__)
 
-USER: Final = "afferent"
-"""User name that a subscriber sends with the key."""
 MAX_BATCH: Final = 256
 HEARTBEAT_S: Final = 0.5
 _BATCH_S = 0.01
@@ -60,8 +64,6 @@ _ANSWER_TIMEOUT_S = 2.0
 _FULL_S = 0.005
 _MAX_REQUEST_NBYTES = 1 << 20
 _MAX_NAMES = 4096
-_END: Final = pack_seq(-1)
-_NOT_ANSWERED: Final = pack_seq(-2)
 
 
 class Publisher:
@@ -143,7 +145,7 @@ class Publisher:
         self, store: AsyncDaemonStore, client: bytes, frames: Sequence[bytes]
     ) -> None:
         """Send the batches of an answer, and its end."""
-        end, number = _END, 0
+        end, number = END, 0
         try:
             async for seq, batch in self._batches_of(store, frames):
                 await self._send([client, b"", TOPIC, pack_seq(seq), batch])
@@ -152,8 +154,8 @@ class Publisher:
                     await asyncio.sleep(0)
         except AfferentError as error:
             log.warning("a request for items was not answered: %s", error.message)
-            end = _NOT_ANSWERED
-        await self._send([client, b"", b"", end, b""])
+            end = NOT_ANSWERED
+        await self._send([client, b"", b"", pack_seq(end), b""])
 
     async def _send(self, frames: Sequence[bytes]) -> None:
         """Send a message; wait a moment for a client whose queue is full.
@@ -205,12 +207,12 @@ class Publisher:
             Unavailable: The store is gone.
         """
         match frames:
-            case [b"", bytes(start)] if len(start) == len(_END):
-                first = int.from_bytes(start, "big", signed=True)
+            case [b"", bytes(start)] if len(start) == SEQ_NBYTES:
+                first = unpack_seq(start)
                 for seq, batch in list(self._batches):
                     if seq >= first:
                         yield seq, batch
-            case [b"", b"list"]:
+            case [b"", word] if word == LIST:
                 seq = self._seq
                 yield seq, pack_batch([AllItemsCleared()], now_s=time.time())
                 async for items in _all_items(store):

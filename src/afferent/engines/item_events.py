@@ -1,7 +1,8 @@
-"""Messages of item events, in the framing of vLLM's KV events.
+"""Item events between a server and its gateways or routers: addresses and messages.
 
-A message has three frames: the topic, the number of the batch (8 bytes, big-endian) and the batch
-as msgpack. A batch is an array, and an event is a map with its ``type``.
+The framing is that of vLLM's KV events: a message has three frames, the topic, the number of the
+batch (8 bytes, big-endian) and the batch as msgpack. A batch is an array, and an event is a map
+with its ``type``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,15 @@ from afferent.store.protocol.results import ItemChange, RemovedItem, StoredItem
 from afferent.types import Modality, ObjectKind
 
 TOPIC: Final = b"items"
+USER: Final = "afferent"
+"""User name that a subscriber sends with the key."""
+SEQ_NBYTES: Final = 8
+END: Final = -1
+"""Number in place of a batch's: the answer to a request has ended."""
+NOT_ANSWERED: Final = -2
+"""The same, for a request that could not be answered."""
+LIST: Final = b"list"
+"""Request for all items."""
 
 
 class ItemEvent(Struct, frozen=True, tag=True, omit_defaults=True):
@@ -82,5 +92,17 @@ def pack_batch(events: list[Event], *, now_s: float) -> bytes:
 
 
 def pack_seq(seq: int) -> bytes:
-    """Return the number of a batch as a frame; -1 marks the end of an answer."""
-    return seq.to_bytes(8, "big", signed=True)
+    """Return the number of a batch, `END` or `NOT_ANSWERED` as a frame."""
+    return seq.to_bytes(SEQ_NBYTES, "big", signed=True)
+
+
+def unpack_seq(frame: bytes) -> int:
+    return int.from_bytes(frame, "big", signed=True)
+
+
+def requests_endpoint(endpoint: str) -> str:
+    """Return the address for requests: the next port, or the path with ``.requests``."""
+    if endpoint.startswith("ipc://"):
+        return f"{endpoint}.requests"
+    host, _, port = endpoint.rpartition(":")
+    return f"{host}:{int(port) + 1}"
