@@ -11,6 +11,7 @@ _JOBS, _JOBS_TESTS = "store/state/jobs.py", ("tests/store/test_fair_jobs.py",)
 _TURNS, _TURNS_TESTS = "admission/turns.py", ("tests/admission/test_turns.py",)
 _ALLOTMENT, _STEPS_TESTS = "schedule/allotment.py", ("tests/schedule/test_steps.py",)
 _BODY = "proxy/body.py"
+_AUTH, _AUTH_TESTS = "proxy/auth.py", ("tests/proxy/test_auth.py",)
 _ROOM_TESTS = ("tests/builtin/test_body.py::test_room_is_for_those_who_send",)
 _SMALL_TESTS = (
     "tests/builtin/test_body.py::test_small_bodies_find_room_however_much_was_announced",
@@ -69,9 +70,37 @@ SHARE_MUTANTS: Final = (
     Mutant(
         what="a tenant's name is not told to the store",
         file="proxy/auth.py",
-        old="Share(tenant.name, tenant.weight)",
+        old="Share(tenant.name, tenant.weight if signed is None else signed.weight)",
         new="Share()",
-        tests=("tests/proxy/test_auth.py",),
+        tests=_AUTH_TESTS,
+    ),
+    Mutant(
+        what="each server believes a gateway's signature",
+        file=_AUTH,
+        old="        if self._trusts_gateways:\n            return",
+        new="        if True:\n            return",
+        tests=_AUTH_TESTS,
+    ),
+    Mutant(
+        what="a client's signature of its tenant is passed on",
+        file=_AUTH,
+        old="{_SIGNED, *KEY_HEADERS} if self.has_keys else {_SIGNED}",
+        new="{*KEY_HEADERS} if self.has_keys else set()",
+        tests=_AUTH_TESTS,
+    ),
+    Mutant(
+        what="a gateway's signature never ends",
+        file="admission/signed_share.py",
+        old="abs(self._clock() - float(signed_at)) > VALID_S",
+        new="False",
+        tests=("tests/admission/test_signed_share.py",),
+    ),
+    Mutant(
+        what="items of two tenants have one name",
+        file="proxy/inline_stage.py",
+        old="keys.frame(_TAG, tenant.encode(), *options)",
+        new="keys.frame(_TAG, *options)",
+        tests=("tests/proxy/test_item_names.py",),
     ),
     Mutant(
         what="what was announced has room before it comes",
