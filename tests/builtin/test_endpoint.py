@@ -17,7 +17,13 @@ from afferent.engines.protocol import EngineEvent, EngineRequest
 from afferent.errors import StoreFull
 from afferent.proxy import counting
 from afferent.store.client.daemon_store import DaemonStore
-from tests.builtin.frontends import ScriptedEngine, WordEngine, frontend, post
+from tests.builtin.frontends import (
+    ScriptedEngine,
+    WordEngine,
+    frontend,
+    post,
+    preprocess_worker,
+)
 from tests.builtin.test_holding import holds_nothing
 from tests.images import encoded, photo
 from tests.server import ask, data_url, wait_until
@@ -185,20 +191,22 @@ def test_a_tenants_place_is_taken_until_its_request_has_ended(store_address: str
     """The quota counts a request until its end, not only until the engine accepts it."""
     key = "acme-key-0123456789"
     acme = Tenant(name="acme", api_keys=(key,), max_requests=1)
+    question = ask([data_url(encoded(photo(56, 56), "PNG"), "png")], "What?")
 
     async def main() -> None:
         engine = PatientEngine()
         async with frontend(store_address, engine=engine, tenants=(acme,)) as http:
-            running = asyncio.create_task(post(http, ask([], "What?"), key=key))
+            running = asyncio.create_task(post(http, question, key=key))
             await engine.accepted.wait()
-            refused = await post(http, ask([], "What?"), key=key)
+            refused = await post(http, question, key=key)
             assert refused.status_code == 429
             assert refused.json()["error"]["code"] == "rate_limit_exceeded"
             engine.go_on.set()
-            answers = [await running, await post(http, ask([], "What?"), key=key)]
+            answers = [await running, await post(http, question, key=key)]
             assert [answer.status_code for answer in answers] == [200, 200]
             for answer in (refused, *answers):
                 assert answer.headers["x-ratelimit-limit-requests"] == "1"
                 assert answer.headers["x-ratelimit-remaining-requests"] == "0"
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    with preprocess_worker(store_address):
+        asyncio.run(asyncio.wait_for(main(), 30))
