@@ -336,13 +336,12 @@ class Document:
         """
         if self.root is self.text:
             return self.text
-        written = {id(place): url for place, url in zip(self.places, urls, strict=True)}
-        named = {
-            id(place): name for place, name in zip(self.places, names or (), strict=bool(names))
-        }
-        types = zip(self.places, media_types or (), strict=bool(media_types))
+        places = self.places
+        written = {id(place): url for place, url in zip(places, urls, strict=True)}
+        named = {id(place): name for place, name in zip(places, names or (), strict=bool(names))}
+        types = zip(places, media_types or (), strict=bool(media_types))
         typed = {id(place): media_type for place, media_type in types}
-        whole = {id(self.places[index]): text for index, text in (wholes or {}).items()}
+        whole = {id(places[index]): text for index, text in (wholes or {}).items()}
 
         def text(node: object) -> bytes | None:
             match node:
