@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 import logging
+import os
 import signal
 import time
 import warnings
@@ -96,8 +97,11 @@ class Worker:
         """
         signal.signal(signal.SIGTERM, self._stop)
         self._has_own_process = True
-        while not self._is_stopping:
+        while True:
             self._is_idle = True
+            # After that line: a signal before it only sets the flag, and one behind it ends us.
+            if self._is_stopping:
+                return
             order = self._store.take()
             self._is_idle = False
             sandbox.allow_cpu(self._item_cpu_s)
@@ -106,7 +110,7 @@ class Worker:
     def _stop(self, _signum: int, _frame: FrameType | None) -> None:
         self._is_stopping = True
         if self._is_idle:
-            raise SystemExit(0)
+            os._exit(0)  # an exception could be lost, in a `__del__` for example
 
     def _do(self, order: Order) -> None:
         spans: list[Span] = []
