@@ -102,7 +102,7 @@ class Pictures(IterableDataset[Batch]):
         self._folder, self._size, self._seed = folder, size, seed
 
     def __iter__(self) -> Iterator[Batch]:
-        rng, pool = _worker_rng(self._seed + 100_000 * _rank()), Pool(self._folder)
+        rng, pool = _worker_rng(self._seed), Pool(self._folder)
         for number in itertools.count():
             if number % _REFRESH_EVERY == 0:
                 pool.refresh()
@@ -132,7 +132,7 @@ class Conversations(IterableDataset[Batch]):
 
         All processes have long batches at the same time, so that none waits for the others.
         """
-        rng, pool = _worker_rng(self._seed + 100_000 * _rank()), Pool(self._folder)
+        rng, pool = _worker_rng(self._seed), Pool(self._folder)
         order = random.Random(self._seed)
         for _ in itertools.count():
             pool.refresh()
@@ -239,7 +239,7 @@ def _pixels(images: list[Processed]) -> Batch:
 
 def _worker_rng(seed: int) -> random.Random:
     worker = get_worker_info()
-    return random.Random(seed + 1000 * (worker.id if worker else 0))
+    return random.Random(seed + 100_000 * _rank() + 1000 * (worker.id if worker else 0))
 
 
 def _rank() -> int:

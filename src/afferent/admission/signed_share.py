@@ -1,7 +1,7 @@
 """The share of a request, signed by a gateway for the servers behind it.
 
-Clients have keys of the gateway only. So the servers behind it learn from a signed header who pays
-for a request, and keep the tenants of the gateway apart. The key of signatures is made from the
+Clients have keys of the gateway only. So the servers behind it learn the payer of a request from a
+signed header, and keep the tenants of the gateway apart. The key of signatures is made from the
 fleet's secret.
 """
 
@@ -30,8 +30,8 @@ _decoder = msgspec.json.Decoder(Share)
 class SignedShares:
     """Signs shares, and reads those that another server with the same secret has signed.
 
-    A signature is valid for any request within `VALID_S`: who can read the traffic between gateway
-    and server can use it, as with a key. Use TLS where others can.
+    A signature is valid for any request within `VALID_S`. So a program that reads the traffic
+    between gateway and server can use it, as it can use a key: use TLS there.
     """
 
     def __init__(self, secret: bytes, *, clock: Callable[[], float] = time.time) -> None:

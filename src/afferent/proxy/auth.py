@@ -102,8 +102,8 @@ class Access:
             QuotaExceeded: The tenant has reached its limit of running requests.
             EngineUnavailable: No requests are admitted now.
         """
-        tenant, request_id = self.tenant_of(headers), trace.request_id
-        signed = self._signed(headers)
+        signed, request_id = self._signed(headers), trace.request_id
+        tenant = self._tenant_of_key(headers) if signed is None else self._tenant_of_share(signed)
         if self._doors is not None:
             self._doors.enter(request_id)
         if tenant is None:
@@ -160,11 +160,15 @@ class Access:
             NotAuthenticated: There is no key, or an unknown one.
         """
         signed = self._signed(headers)
-        if signed is not None:
-            if not signed.tenant:
-                return None
-            unknown = Tenant(name=signed.tenant, api_keys=(), weight=signed.weight)
-            return self._by_name.get(signed.tenant, unknown)
+        return self._tenant_of_key(headers) if signed is None else self._tenant_of_share(signed)
+
+    def _tenant_of_share(self, signed: Share) -> Tenant | None:
+        if not signed.tenant:
+            return None
+        unknown = Tenant(name=signed.tenant, api_keys=(), weight=signed.weight)
+        return self._by_name.get(signed.tenant, unknown)
+
+    def _tenant_of_key(self, headers: Mapping[str, str]) -> Tenant | None:
         if not self.has_keys:
             return None
         sent = _sent_key(headers)

@@ -30,12 +30,14 @@ class Place:
             document's page; ``None`` if known by its ``uuid``.
         uuid: Client's name of the item.
         is_bare: Whether only the base64 of the item is written there, and no URL.
+        is_nameable: Whether the item's name may stand there alone.
     """
 
     modality: Modality
     source: str | RawMedia | SeenMedia | StoredFile | None
     uuid: str | None = None
     is_bare: bool = False
+    is_nameable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from afferent.keys import PLACEMENT_NBYTES, placement_digest
 from afferent.media.body.raw import RawMedia
 from afferent.media.families.reencoded import FILE, ReencodedFamily
 from afferent.media.headers.media_types import media_type_of
+from afferent.proxy.document_places import Place
 from afferent.proxy.inline_body import InlineBody, InlineMedia, Markers
 from afferent.proxy.media_locations import Document
 from afferent.proxy.reference_stage import WAYS
@@ -53,15 +54,19 @@ class Inlined:
         of an item with a name.
         """
         urls = [
-            self._markers[index] if place.is_bare else item.head + self._markers[index]
+            self._url(index, place, item)
             for index, (place, item) in enumerate(zip(document.places, self._media, strict=True))
         ]
         return document.write(
             urls,
             names=[item.name for item in self._media],
             media_types=[item.media_type for item in self._media],
-            wholes={i: self._markers.whole(i) for i, item in enumerate(self._media) if item.name},
         )
+
+    def _url(self, index: int, place: Place, item: InlineMedia) -> str:
+        if item.name:
+            return self._markers.whole(index)
+        return self._markers[index] if place.is_bare else item.head + self._markers[index]
 
     def body(self, written: bytes) -> InlineBody:
         """Return the body of a JSON with markers."""
@@ -135,9 +140,9 @@ class InlineStage:
             WAYS.labels(item.modality, way).inc()
         in_order = [inlined[item] for item in found.in_order]
         if self._names is not None:
-            named, nameable = self._names.within(document, share.tenant), set(document.nameable)
+            named = self._names.within(document, share.tenant)
             in_order = [
-                replace(media, name=named(item, media)) if place in nameable else media
+                replace(media, name=named(item, media)) if place.is_nameable else media
                 for place, item, media in zip(
                     document.places, found.in_order, in_order, strict=True
                 )

@@ -279,8 +279,6 @@ class Document:
     """Options in the body with a value, for the keys in `OPTION_KEYS`."""
     is_read_once: bool = False
     """Whether the upstream processes one prompt, once."""
-    nameable: list[Place] = field(default_factory=list)
-    """Items of a document that keeps its form for which a name may stand alone."""
 
     @property
     def places(self) -> list[Place]:
@@ -321,18 +319,16 @@ class Document:
         *,
         names: Sequence[str] | None = None,
         media_types: Sequence[str] | None = None,
-        wholes: Mapping[int, str] | None = None,
     ) -> bytes:
         """Return the JSON with these URLs in place of its media.
 
         Args:
-            urls: One for each location.
+            urls: One for each location. That of an item with a name, where its place is nameable,
+                stands for the whole object with the URL.
             names: Replacements of the client's names; an empty one leaves a name out. Without them,
                 the client's names and the options are dropped, as they have been applied.
             media_types: Media types of the items, of a document that keeps its form. Then only the
                 client's names are dropped.
-            wholes: Strings in place of the whole objects of some items, by the item's index; see
-                `nameable`.
         """
         if self.root is self.text:
             return self.text
@@ -341,7 +337,6 @@ class Document:
         named = {id(place): name for place, name in zip(places, names or (), strict=bool(names))}
         types = zip(places, media_types or (), strict=bool(media_types))
         typed = {id(place): media_type for place, media_type in types}
-        whole = {id(places[index]): text for index, text in (wholes or {}).items()}
 
         def text(node: object) -> bytes | None:
             match node:
@@ -350,8 +345,7 @@ class Document:
                 case Place():
                     return msgspec.json.encode(written[id(node)])
                 case _Whole(place, inner):
-                    found = whole.get(id(place))
-                    return text(inner) if found is None else msgspec.json.encode(found)
+                    return text(place if named.get(id(place)) else inner)
                 case MediaType(place):
                     return msgspec.json.encode(typed[id(place)])
                 case _Uuid(place):
@@ -424,9 +418,7 @@ def find(
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest("the body is not valid JSON") from error
     tree = root if finder.found or finder.has_changed else body
-    return Document(
-        *(body, tree, finder.found, options), is_read_once=is_read_once, nameable=finder.nameable
-    )
+    return Document(body, tree, finder.found, options, is_read_once=is_read_once)
 
 
 def _has_only_functions(tools: bytes) -> bool:
@@ -446,7 +438,6 @@ class _Finder:
 
     def __init__(self, *, keeps_form: bool, has_documents: bool, files: KnownFiles) -> None:
         self.found: list[Place | DocumentPlace] = []
-        self.nameable: list[Place] = []
         self.has_changed = False
         self._keeps_form, self._has_documents, self._files = keeps_form, has_documents, files
 
@@ -539,7 +530,7 @@ class _Finder:
         """Prepare a part of chat completions for a name of its item, if its URL stands alone."""
         match node:
             case {"url": Place() as place, **rest} if not rest:
-                self.nameable.append(place)
+                place.is_nameable = True
                 opened["uuid"] = _Uuid(place)
                 return _Whole(place, node)
         return node
