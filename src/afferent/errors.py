@@ -8,6 +8,7 @@
     │   ├── UnsupportedParameter
     │   ├── ModelNotFound
     │   ├── ResponseNotFound         no answer with that id is stored
+    │   ├── ConversationNotFound     no conversation or item with that id is stored
     │   ├── SessionNotFound          no live session with that id is stored
     │   ├── SessionContinued         another connection has taken the live session over
     │   ├── FileNotFound             no file with that id is stored
@@ -146,6 +147,10 @@ class ModelNotFound(InvalidRequest):
 
 class ResponseNotFound(InvalidRequest):
     code = "previous_response_not_found"
+
+
+class ConversationNotFound(InvalidRequest):
+    code = "conversation_not_found"
 
 
 class SessionNotFound(InvalidRequest):

@@ -30,6 +30,7 @@ from afferent.wording import shown
 
 _FEATURES_TAG = b"afferent/features/v1"
 _CONVERSATION_TAG = b"afferent/conversation/v1"
+_NAMED_CONVERSATION_TAG = b"afferent/named-conversation/v1"
 _SESSION_TAG = b"afferent/session/v1"
 _NAME_TAG = b"afferent/name/v1"
 _EMBEDDINGS_TAG = b"afferent/embeddings/v1"
@@ -249,6 +250,12 @@ def embeddings_key(*, item: ContentKey, weights: bytes) -> ContentKey:
 def conversation_key(*, tenant: str, response_id: str) -> ContentKey:
     """Return the key of the conversation that ends with an answer."""
     return frame(_CONVERSATION_TAG, tenant.encode(), response_id.encode())
+
+
+def named_conversation_key(*, tenant: str, conversation_id: str, part: str) -> ContentKey:
+    """Return the key of a part of a conversation that has an id of its own."""
+    encoded = (tenant.encode(), conversation_id.encode(), part.encode())
+    return frame(_NAMED_CONVERSATION_TAG, *encoded)
 
 
 def session_key(*, tenant: str, session_id: str, part: str) -> ContentKey:

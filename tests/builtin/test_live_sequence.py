@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from afferent.builtin.pipeline.conversations import Turn
 from afferent.builtin.pipeline.live_log import LiveLog
 from afferent.builtin.pipeline.live_session import Added, LiveItem
 from afferent.builtin.pipeline.prompt import PromptBuilder
 from afferent.builtin.pipeline.request import Message, TemplateOptions, TextPart
+from afferent.builtin.pipeline.stored_turns import Turn
 from afferent.engines.protocol import (
     Accepted,
     EngineEvent,

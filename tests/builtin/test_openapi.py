@@ -43,7 +43,12 @@ def test_all_that_is_served(address: str) -> None:
     rendered, kept = {f"{api.path}/render" for api in APIS}, "/v1/responses/{id}"
     posted = {api.path for api in (*APIS, *COUNTS)}
     rendered |= {f"/afferent{path}" for path in rendered}
-    assert set(paths) == {*posted, *rendered, kept, *status}
+    one = "/v1/conversations/{conversation_id}"
+    conversations = {"/v1/conversations", one, f"{one}/items", f"{one}/items/{{item_id}}"}
+    assert set(paths) == {*posted, *rendered, kept, *conversations, *status}
+    assert set(paths[one]) == {"get", "post", "delete"}
+    (schema,) = paths[f"{one}/items"]["post"]["requestBody"]["content"].values()
+    assert schema["schema"] == {"$ref": "#/components/schemas/NewItems"}
     for path in posted:
         operation = paths[path]["post"]
         assert operation["requestBody"]["required"]

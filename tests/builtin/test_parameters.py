@@ -82,6 +82,7 @@ VALUES: dict[str, tuple[Any, str, Any]] = {
 """The value in a request, the field of the internal request, and its value there."""
 SEEN_ELSEWHERE = {
     *("model", "messages", "input", "instructions", "system", "previous_response_id", "store"),
+    "conversation",
     *("prompt", "stream", "stream_options", "logprobs", "top_logprobs", "include", "metadata"),
     "continue_final_message",
     *("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"),

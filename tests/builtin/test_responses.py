@@ -335,7 +335,8 @@ def test_input_that_is_refused(given: Any, error: type[InvalidRequest], param: s
     [
         ({"model": "other"}, ModelNotFound),
         ({"background": True}, UnsupportedParameter),
-        ({"conversation": "conv_1"}, UnsupportedParameter),
+        ({"conversation": "conv_1", "previous_response_id": "resp_1"}, InvalidRequest),
+        ({"conversation": {"name": "conv_1"}}, InvalidRequest),
         ({"prompt": {"id": "p"}}, UnsupportedParameter),
         ({"tools": [{"type": "web_search"}]}, UnsupportedParameter),
         ({"tool_choice": "required"}, InvalidRequest),

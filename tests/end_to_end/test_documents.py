@@ -156,6 +156,22 @@ def test_conversation_about_a_document_is_continued(
     assert (first.output_text, then.output_text) == ("a red circle", "a yellow triangle")
 
 
+def test_a_document_stays_in_a_conversation_with_an_id(
+    server: Server, rng: np.random.Generator
+) -> None:
+    file = {"type": "input_file", "file_data": as_url(pdf(pages(rng))), "filename": "a.pdf"}
+    client = server.client()
+    given: Any = [{"role": "user", "content": [file]}]
+    conversation = client.conversations.create(items=given)
+    answers = [
+        client.responses.create(
+            model="shapes", input=question(number), conversation=conversation.id
+        ).output_text
+        for number in (1, 3)
+    ]
+    assert answers == ["a red circle", "a yellow triangle"]
+
+
 def test_text_of_a_document_reaches_the_model(server: Server) -> None:
     def num_tokens(text: str) -> int:
         data = pdfs.of_texts([text])

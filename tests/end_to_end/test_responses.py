@@ -239,3 +239,121 @@ def test_bad_requests(client: openai.OpenAI) -> None:
             )
         assert (caught.value.code, caught.value.param) == (code, param)
         assert caught.value.request_id is not None
+
+
+def contents(page: Any) -> list[Any]:
+    """Return what each item of a list has: its texts, and the types of its media."""
+    return [
+        [getattr(part, "text", None) or part.type for part in item.content] for item in page.data
+    ]
+
+
+def test_a_conversation_by_its_id(
+    server: Server, client: openai.OpenAI, pictures: list[DrawnImage]
+) -> None:
+    """Each request sends only what is new; the prompt is that of all messages."""
+    conversation = client.conversations.create(
+        metadata={"topic": "shapes"}, items=turn(image(pictures[0]), "This is picture 1.")
+    )
+    assert (conversation.object, conversation.metadata) == ("conversation", {"topic": "shapes"})
+    assert client.conversations.retrieve(conversation.id) == conversation
+    made = 'afferent_items_total{modality="image",outcome="made"}'
+    before = server.metrics()[made]
+    first = create(client, "What is in picture 1?", conversation=conversation.id)
+    assert first.output_text == "a green star"
+    assert first.conversation is not None
+    assert first.conversation.id == conversation.id
+    assert server.metrics()[made] == before
+    given = turn(image(pictures[1]), "What is in picture 2?")
+    second = create(client, given, conversation={"id": conversation.id})
+    assert second.output_text == "a yellow triangle"
+    messages = [
+        *turn(image(pictures[0]), "This is picture 1."),
+        *turn("What is in picture 1?"),
+        {"role": "assistant", "content": "a green star"},
+        *given,
+    ]
+    assert counts(create(client, messages, store=False)) == counts(second)
+    asked = turn("And now?")
+    counted = client.responses.input_tokens.count(
+        model="shapes", input=asked, conversation=conversation.id
+    )
+    said = {"role": "assistant", "content": "a yellow triangle"}
+    whole = client.responses.input_tokens.count(model="shapes", input=[*messages, said, *asked])
+    assert counted.input_tokens == whole.input_tokens
+    page = client.conversations.items.list(conversation.id, order="asc")
+    assert contents(page) == [
+        ["input_image", "This is picture 1."],
+        ["What is in picture 1?"],
+        ["a green star"],
+        ["input_image", "What is in picture 2?"],
+        ["a yellow triangle"],
+    ]
+    wait_until(lambda: server.metric("afferent_arena_pinned_bytes") == 0)
+
+
+def test_a_streamed_answer_is_added_to_its_conversation(client: openai.OpenAI) -> None:
+    conversation = client.conversations.create()
+    with client.responses.stream(
+        model="shapes", input=QUESTION, conversation=conversation.id
+    ) as stream:
+        answer = stream.get_final_response()
+    page = client.conversations.items.list(conversation.id)
+    assert page.data[0].id == answer.output[0].id
+    assert contents(page) == [[answer.output_text], [QUESTION]]
+
+
+def test_items_of_a_conversation(client: openai.OpenAI) -> None:
+    conversation = client.conversations.create()
+    call: Any = {"type": "function_call", "call_id": "c", "name": "look", "arguments": '{"a": 1}'}
+    told: Any = {"type": "function_call_output", "call_id": "c", "output": "nothing"}
+    added = client.conversations.items.create(
+        conversation.id, items=[{"role": "developer", "content": "Answer."}, call, told]
+    )
+    one, two, three = added.data
+    assert (one.type, one.role) == ("message", "developer")
+    assert (two.type, two.call_id, two.name, two.arguments) == (
+        *("function_call", "c", "look", '{"a": 1}'),
+    )
+    assert (three.type, three.call_id, three.output) == ("function_call_output", "c", "nothing")
+    assert client.conversations.items.retrieve(two.id, conversation_id=conversation.id) == two
+    newest = client.conversations.items.list(conversation.id, limit=1)
+    assert [item.id for item in newest] == [three.id, two.id, one.id]  # the client turns pages
+    client.conversations.items.delete(two.id, conversation_id=conversation.id)
+    left = client.conversations.items.list(conversation.id, order="asc", after=one.id)
+    assert [item.id for item in left.data] == [three.id]
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.conversations.items.retrieve(two.id, conversation_id=conversation.id)
+    assert caught.value.code == "conversation_not_found"
+    changed = client.conversations.update(conversation.id, metadata={"a": "b"})
+    assert client.conversations.retrieve(conversation.id) == changed
+    assert changed.metadata == {"a": "b"}
+    gone = client.conversations.delete(conversation.id)
+    assert (gone.id, gone.object, gone.deleted) == (
+        *(conversation.id, "conversation.deleted", True),
+    )
+    for use in (
+        lambda: client.conversations.retrieve(conversation.id),
+        lambda: client.conversations.delete(conversation.id),
+        lambda: client.conversations.items.list(conversation.id),
+        lambda: create(client, QUESTION, conversation=conversation.id),
+    ):
+        with pytest.raises(openai.NotFoundError) as caught:
+            use()
+        assert caught.value.code == "conversation_not_found"
+
+
+def test_a_conversation_that_can_not_be_extended(client: openai.OpenAI) -> None:
+    conversation = client.conversations.create()
+    first = create(client, QUESTION)
+    with pytest.raises(openai.BadRequestError, match="exclude each other"):
+        create(client, "a", conversation=conversation.id, previous_response_id=first.id)
+    with pytest.raises(openai.BadRequestError, match="more than 262144 bytes"):
+        client.conversations.items.create(
+            conversation.id, items=[{"role": "user", "content": "x" * 300_000}]
+        )
+    with pytest.raises(openai.BadRequestError, match="at most 20 entries"):
+        client.conversations.items.create(conversation.id, items=turn("a") * 21)
+    with pytest.raises(openai.BadRequestError, match="order"):
+        client.conversations.items.list(conversation.id, order="up")  # type: ignore[arg-type]
+    assert client.conversations.items.list(conversation.id).data == []

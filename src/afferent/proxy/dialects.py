@@ -133,6 +133,13 @@ RESPONSES: Final = OpenAIDialect(
 INPUT_TOKENS: Final = replace(
     RESPONSES, name="openai_input_tokens", path="/v1/responses/input_tokens"
 )
+CONVERSATIONS: Final = OpenAIDialect(
+    name="openai_conversations",
+    path="/v1/conversations",
+    id_prefix="request-",
+    params={Param.MESSAGES: "items"},
+    names_error_events=False,
+)
 MESSAGES: Final = AnthropicDialect(name="anthropic_messages", path="/v1/messages")
 COUNT_TOKENS: Final = AnthropicDialect(
     name="anthropic_count_tokens", path="/v1/messages/count_tokens"

@@ -23,11 +23,11 @@ from afferent.files.stored_file import FILE, StoredFile
 from afferent.proxy import counting, file_answers
 from afferent.proxy.app_settings import AppSettings
 from afferent.proxy.dialects import ANTHROPIC_FILES, FILES
-from afferent.proxy.file_endpoint import Call, FileEndpoint, dialect_of
 from afferent.proxy.file_form import Form, FormReader, commit
 from afferent.proxy.file_uploads import UploadApi
 from afferent.proxy.request_scope import RequestScopes
 from afferent.proxy.responses import id_headers, new_id, refusal
+from afferent.proxy.scoped_endpoint import Call, ScopedEndpoint, dialect_of
 from afferent.proxy.welcome import FILES as PATHS
 from afferent.proxy.welcome import NOT_STORED
 from afferent.types import MiB
@@ -48,13 +48,13 @@ class FileApi:
 
     def routes(self) -> list[Route]:
         one, scopes = f"{_FILES}/{{file_id}}", self._scopes
-        create = FileEndpoint(scopes, self._create, is_long=True, body=_FORM)
-        content = FileEndpoint(scopes, self._content, is_long=True, answer_type=_BYTES)
+        create = ScopedEndpoint(scopes, self._create, is_long=True, body=_FORM)
+        content = ScopedEndpoint(scopes, self._content, is_long=True, answer_type=_BYTES)
         return [
             Route(_FILES, create, methods=["POST"]),
-            Route(_FILES, FileEndpoint(scopes, self._list), methods=["GET"]),
-            Route(one, FileEndpoint(scopes, self._get), methods=["GET"]),
-            Route(one, FileEndpoint(scopes, self._delete), methods=["DELETE"]),
+            Route(_FILES, ScopedEndpoint(scopes, self._list), methods=["GET"]),
+            Route(one, ScopedEndpoint(scopes, self._get), methods=["GET"]),
+            Route(one, ScopedEndpoint(scopes, self._delete), methods=["DELETE"]),
             Route(f"{one}/content", content, methods=["GET"]),
             *UploadApi(self._store, scopes, self._settings).routes(),
         ]
@@ -64,7 +64,7 @@ class FileApi:
         limits = self._settings.limits_of(call.own.share)
         form = await FormReader(call.request, self._store, limits, "file").read(call.tenant)
         complete = self._of_anthropic if call.is_anthropic else self._of_openai
-        return call.described(await commit(self._store, form, complete))
+        return _described(call, await commit(self._store, form, complete))
 
     def _of_openai(self, form: Form) -> Callable[[], StoredFile]:
         purpose = form.fields.get("purpose", "")
@@ -142,7 +142,7 @@ class FileApi:
     async def _get(self, call: Call) -> Response:
         """Describe a stored file."""
         get = partial(self._store.get, call.tenant, call.id("file_id"))
-        return call.described(await self._store.run(get))
+        return _described(call, await self._store.run(get))
 
     async def _delete(self, call: Call) -> Response:
         """Delete a stored file."""
@@ -173,6 +173,11 @@ class FileApi:
         pieces = file.pieces(_PIECE_NBYTES)
         while (piece := await self._store.run(partial(next, pieces, None))) is not None:
             yield piece
+
+
+def _described(call: Call, file: StoredFile) -> Response:
+    as_sent = file_answers.anthropic_file if call.is_anthropic else file_answers.openai_file
+    return call.answer(as_sent(file))
 
 
 class _FileContent(StreamingResponse):

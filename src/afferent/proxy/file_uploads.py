@@ -17,9 +17,9 @@ from afferent.files.uploads import Upload, Uploads
 from afferent.proxy import file_answers
 from afferent.proxy.app_settings import AppSettings
 from afferent.proxy.body import read_small_body
-from afferent.proxy.file_endpoint import Call, FileEndpoint
 from afferent.proxy.file_form import FormReader, commit, described
 from afferent.proxy.request_scope import RequestScopes
+from afferent.proxy.scoped_endpoint import Call, ScopedEndpoint
 from afferent.proxy.welcome import FILES
 
 _, PATH = FILES
@@ -57,15 +57,15 @@ class UploadApi:
 
     def routes(self) -> list[Route]:
         one, scopes = f"{PATH}/{{upload_id}}", self._scopes
-        create = FileEndpoint(scopes, self._create, body=_json_of(_NewUpload))
-        add = FileEndpoint(scopes, self._add_part, is_long=True, body=file_answers.form("data"))
+        create = ScopedEndpoint(scopes, self._create, body=_json_of(_NewUpload))
+        add = ScopedEndpoint(scopes, self._add_part, is_long=True, body=file_answers.form("data"))
         done = _json_of(_Completion)
-        complete = FileEndpoint(scopes, self._complete, is_long=True, body=done)
+        complete = ScopedEndpoint(scopes, self._complete, is_long=True, body=done)
         return [
             Route(PATH, create, methods=["POST"]),
             Route(f"{one}/parts", add, methods=["POST"]),
             Route(f"{one}/complete", complete, methods=["POST"]),
-            Route(f"{one}/cancel", FileEndpoint(scopes, self._cancel), methods=["POST"]),
+            Route(f"{one}/cancel", ScopedEndpoint(scopes, self._cancel), methods=["POST"]),
         ]
 
     async def _create(self, call: Call) -> Response:

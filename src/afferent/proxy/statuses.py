@@ -11,6 +11,7 @@ _STATUS: dict[type[e.AfferentError], int] = {
     e.ModelNotFound: 404,
     e.NotServed: 501,
     e.ResponseNotFound: 404,
+    e.ConversationNotFound: 404,
     e.SessionNotFound: 404,
     e.SessionContinued: 409,
     e.FileNotFound: 404,

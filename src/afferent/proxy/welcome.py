@@ -16,7 +16,7 @@ from afferent.proxy.responses import json_answer
 _OLLAMA: Final = frozenset({"/api/chat", "/api/generate", "/api/tags", "/api/show", "/api/embed"})
 _OTHERS: Final = (
     *("/v1/embeddings", "/v1/audio/", "/v1/images/", "/v1/batches"),
-    *("/v1/moderations", "/v1/assistants", "/v1/threads", "/v1/conversations", "/v1/realtime"),
+    *("/v1/moderations", "/v1/assistants", "/v1/threads", "/v1/realtime"),
 )
 FILES: Final = ("/v1/files", "/v1/uploads")
 """Paths of the APIs for stored files."""

@@ -95,6 +95,7 @@ _ASKED = (
     _in_responses("instructions", "a system message before all others"),
     _in_messages("system", "a system message before all others"),
     _in_responses("previous_response_id", "the conversation goes on from this answer"),
+    _in_responses("conversation", "the conversation with this id goes on"),
     _everywhere("stream", "the answer comes as events"),
     Parameter(
         "stream_options",
@@ -241,7 +242,6 @@ _REFUSED = (
     ),
     _everywhere("truncate_prompt_tokens", "nothing is left out of a prompt", Only()),
     _in_responses("background", "answers are waited for", Only((False,))),
-    _in_responses("conversation", "conversations go by `previous_response_id`", Only()),
     _in_responses("context_management", "nothing is left out of a prompt", Only(([],))),
     _in_responses("prompt", "prompts that OpenAI keeps", Only()),
     _in_responses("moderation", "nothing is moderated", Only()),

@@ -21,6 +21,10 @@ T = TypeVar("T")
 Request = TypeVar("Request", bound="AnyRequest")
 
 Name = Annotated[str, Meta(max_length=256)]
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+    Meta(max_length=16),
+]
 MaxTokens = Annotated[int, Meta(ge=1, le=2**20)]
 Stop = Annotated[str, Meta(min_length=1, max_length=256)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]

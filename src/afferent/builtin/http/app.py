@@ -18,6 +18,8 @@ from afferent.builtin.apis.api import Api, Lookup, TokenCount
 from afferent.builtin.apis.realtime.events import REALTIME
 from afferent.builtin.apis.registry import APIS, TOKENS, by_path
 from afferent.builtin.apis.rendering.prompt_readers import READERS
+from afferent.builtin.http.body_receiver import BodyReceiver
+from afferent.builtin.http.conversations import ConversationApi
 from afferent.builtin.http.endpoint import Endpoint
 from afferent.builtin.http.live import LiveEndpoint
 from afferent.builtin.http.lookups import lookup_route
@@ -71,6 +73,7 @@ class Frontend:
         """
         access = access or Access(pipeline.store)
         history = History(pipeline.store)
+        receiver = BodyReceiver(pipeline, gate, settings, files)
         scopes = RequestScopes(pipeline.store, access, settings)
         load = LoadReports(pipeline.store, gate, pipeline.engine.stats)
         self._live = LiveEndpoint(pipeline, gate, settings, scopes, access, now_s=now_s)
@@ -81,10 +84,9 @@ class Frontend:
         def endpoint(api: Api) -> Endpoint:
             prompts = READERS.get(api.path)
             return Endpoint(
-                *(api, pipeline, gate, settings, scopes, history, load),
+                *(api, pipeline, receiver, settings, scopes, history, load),
                 prompts=prompts,
                 tenancy=tenancy,
-                files=files,
             )
 
         def routes(api: Api) -> Iterator[Route]:
@@ -106,6 +108,7 @@ class Frontend:
                 Route(each.api.path, endpoint(each.api).counting(each.answer), methods=["POST"])
                 for each in TOKENS
             ),
+            *ConversationApi(history.named, pipeline, receiver, scopes, settings).routes(),
             *status.routes(),
             Route(item_lookup.PATH, ItemLookup(pipeline.store, access).answer, methods=["POST"]),
             *(FileApi(files, scopes, settings).routes() if files is not None else ()),

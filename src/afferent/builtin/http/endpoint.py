@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 from msgspec import structs
@@ -15,11 +14,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from afferent.admission.gate import Gate
 from afferent.admission.shares import Share
 from afferent.builtin.apis.api import Api
 from afferent.builtin.apis.rendering.prompt_request import PromptReader
 from afferent.builtin.apis.schema import check_parts
+from afferent.builtin.http.body_receiver import BodyReceiver
 from afferent.builtin.http.sse import EventStream
 from afferent.builtin.pipeline.call import Answer, Call
 from afferent.builtin.pipeline.collector import AnswerCollector
@@ -28,14 +27,11 @@ from afferent.builtin.pipeline.pipeline import Pipeline
 from afferent.builtin.pipeline.render import generate_request, rendered_body
 from afferent.builtin.pipeline.request import GenerateRequest, Output, PromptInfo, Rendered
 from afferent.errors import UnsupportedParameter
-from afferent.files.file_store import FileStore
-from afferent.items.file_ids import look_up
 from afferent.media.body.pace import Pace
 from afferent.media.body.received import ReceivedBody
 from afferent.proxy import counting
 from afferent.proxy.answer_headers import with_report
 from afferent.proxy.app_settings import AppSettings
-from afferent.proxy.body import BodyReader
 from afferent.proxy.load import LoadReport, LoadReports
 from afferent.proxy.request_scope import RequestScope, RequestScopes
 from afferent.proxy.responses import id_headers, ignored_header, json_answer, path_of, refusal
@@ -77,14 +73,13 @@ class Endpoint:
         self,
         api: Api,
         pipeline: Pipeline,
-        gate: Gate,
+        receiver: BodyReceiver,
         settings: AppSettings,
         scopes: RequestScopes,
         history: History,
         load: LoadReports,
         prompts: PromptReader[Any] | None = None,
         tenancy: Tenancy | None = None,
-        files: FileStore | None = None,
     ) -> None:
         """Create it.
 
@@ -92,10 +87,8 @@ class Endpoint:
             prompts: Reads the requests for a prompt, if not the API does.
             tenancy: Makes the salts of tenants in rendered prompts; without it, they are the
                 clients' own.
-            files: Store of the files that requests name, if there is one.
         """
-        self._files = files
-        self._api, self._pipeline, self._gate = api, pipeline, gate
+        self._api, self._pipeline, self._receiver = api, pipeline, receiver
         self._prompts, self._tenancy = prompts, tenancy
         self._settings, self._scopes = settings, scopes
         self._history, self._load = history, load
@@ -160,21 +153,10 @@ class Endpoint:
         await answer(scope, receive, send)
 
     async def _receive(self, exchange: _Exchange) -> tuple[ReceivedBody, Share]:
-        trace, request = exchange.trace, exchange.request
+        request = exchange.request
         share = await exchange.own.admit(request.headers, request.scope)
-        trace.media = "unknown"
-        start_ns = time.monotonic_ns()
-        reader = BodyReader(
-            *(self._pipeline.store, self._gate, exchange.own.id),
-            *(self._settings.limits_of(share), self._api.media_keys),
-            tenant=share.tenant,
-            knows=partial(self._pipeline.knows, exchange.own.id, share.tenant),
-        )
-        body = await reader.read(exchange.request)
-        files = await look_up(body.json, self._files, tenant=share.tenant)
-        copied = sum(item.nbytes for item in body.media.values())
-        trace.stage(start_ns, "read_body", copied_nbytes=copied, note=f"{body.nbytes} bytes")
-        return replace(body, files=files), share
+        body = await self._receiver.receive(request, exchange.own, self._api.media_keys)
+        return body, share
 
     async def _read(self, exchange: _Exchange) -> Call:
         body, share = await self._receive(exchange)
@@ -246,7 +228,7 @@ class Endpoint:
     async def _answer(self, exchange: _Exchange) -> Response:
         own, call = exchange.own, await self._read(exchange)
         outputs = self._pipeline.run(call.generate, own)
-        if call.is_kept:
+        if call.is_kept or call.conversation_id is not None:
             outputs = self._history.follow(call, outputs)
         if call.is_stream:
             return await _stream(own, call, outputs)

@@ -18,11 +18,11 @@ from afferent.builtin.apis.realtime.events import ResponseEvents
 from afferent.builtin.http.live_context import LiveContext
 from afferent.builtin.http.live_items import LiveItems
 from afferent.builtin.pipeline.collector import AnswerCollector
-from afferent.builtin.pipeline.conversations import Turn
 from afferent.builtin.pipeline.live_sequence import LiveSequence
 from afferent.builtin.pipeline.live_session import FIRST, RETENTION_RATIO, Added, LiveItem
 from afferent.builtin.pipeline.live_session import Settings as LiveSettings
 from afferent.builtin.pipeline.request import GenerateRequest, Message, Output, TextDelta, TextPart
+from afferent.builtin.pipeline.stored_turns import Turn
 from afferent.errors import (
     AfferentError,
     InvalidRequest,

@@ -8,9 +8,9 @@ from afferent.builtin.apis.realtime import events as ev
 from afferent.builtin.apis.realtime import schema as api
 from afferent.builtin.apis.schema import check_parts
 from afferent.builtin.http.live_context import LiveContext
-from afferent.builtin.pipeline.conversations import Turn
 from afferent.builtin.pipeline.live_session import FIRST, Added, LiveItem, LiveSession, Removed
 from afferent.builtin.pipeline.request import GenerateRequest, Message
+from afferent.builtin.pipeline.stored_turns import Turn
 from afferent.errors import InvalidRequest, NoPermitLeft, PromptTooLong
 from afferent.items.request import MediaPart
 from afferent.proxy.request_scope import RequestScope
@@ -169,7 +169,7 @@ class LiveItems:
     async def _made(self, own: RequestScope, item_id: str | None, message: Message) -> LiveItem:
         """Return a new item, with features."""
         request = GenerateRequest(request_id=own.id, messages=(message,), share=own.share)
-        digests, num_tokens = await self._pipeline.make_known(request, own)
+        digests, num_tokens = await self._pipeline.make_known_and_count(request, own)
         turn, now_s = Turn.of(message, iter(digests)), self._context.now_s()
         return LiveItem(item_id or new_id("item_"), turn, now_s, num_tokens)
 

@@ -8,14 +8,15 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 from starlette.routing import Route
 
 from afferent import __version__
 from afferent.builtin.apis.api import Api
 from afferent.errors import InvalidRequest, Param, walk
-from afferent.proxy.file_endpoint import FileEndpoint
 from afferent.proxy.item_lookup import PATH as LOOKUP_PATH
 from afferent.proxy.item_lookup import LookupRequest
+from afferent.proxy.scoped_endpoint import ScopedEndpoint
 from afferent.proxy.statuses import status_of
 
 _REF = "#/components/schemas/{name}"
@@ -48,10 +49,15 @@ def document(
         model_name: Name for the examples.
         has_keys: Whether clients have to send a key.
     """
-    types: list[Any] = [*(api.request_type for api in apis.values()), LookupRequest]
-    (*schemas, lookup_schema), components = msgspec.json.schema_components(types, ref_template=_REF)
+    types: list[Any] = [
+        *(api.request_type for api in apis.values()),
+        *(body for body in map(_body_of, routes) if isinstance(body, type)),
+        LookupRequest,
+    ]
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
+    schema_of = dict(zip(types, schemas, strict=True))
     components |= {_error_name(api): _error_schema(api) for api in apis.values()}
-    bodies, usual = dict(zip(apis, schemas, strict=True)), next(iter(apis))
+    usual = next(iter(apis))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         below = route.path.removeprefix("/afferent")
@@ -62,12 +68,17 @@ def document(
             operation["responses"] |= _refusals(apis[path or usual])
         if path is not None and "POST" in (route.methods or set()):
             example = {"model": model_name, **apis[path].example}
-            content = {"application/json": {"schema": bodies[path], "example": example}}
+            schema = schema_of[apis[path].request_type]
+            content = {"application/json": {"schema": schema, "example": example}}
             operation["requestBody"] = {"required": True, "content": content}
         elif route.path == LOOKUP_PATH:
-            operation["requestBody"] = {"required": True, "content": _json(lookup_schema)}
-        elif isinstance(route.endpoint, FileEndpoint) and route.endpoint.body is not None:
-            operation["requestBody"] = {"required": True, "content": route.endpoint.body}
+            operation["requestBody"] = {
+                "required": True,
+                "content": _json(schema_of[LookupRequest]),
+            }
+        elif (body := _body_of(route)) is not None:
+            content = _json(schema_of[body]) if isinstance(body, type) else dict(body)
+            operation["requestBody"] = {"required": True, "content": content}
         if route.path in streamed:
             # Tools disagree on a schema of events: the whole text, or each event.
             operation["responses"]["200"]["content"]["text/event-stream"] = {}
@@ -85,6 +96,11 @@ def document(
     }
 
 
+def _body_of(route: Route) -> Mapping[str, Any] | type[Struct] | None:
+    endpoint = route.endpoint
+    return endpoint.body if isinstance(endpoint, ScopedEndpoint) else None
+
+
 def _operation(route: Route) -> dict[str, Any]:
     summary = (route.endpoint.__doc__ or "").partition("\n")[0]
     parameters = [
@@ -94,7 +110,7 @@ def _operation(route: Route) -> dict[str, Any]:
     content: dict[str, Any] = _json({"type": "object"})
     if route.path in _TEXTS:
         content = {"text/plain": {"schema": {"type": "string"}}}
-    elif isinstance(route.endpoint, FileEndpoint):
+    elif isinstance(route.endpoint, ScopedEndpoint):
         content = {route.endpoint.answer_type: {}}
     answer = {"description": "The answer", "content": content}
     return {"summary": summary, "parameters": parameters, "responses": {"200": answer}}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from afferent.builtin.pipeline.named_conversations import NewItem
 from afferent.builtin.pipeline.request import (
     CallPart,
     End,
@@ -60,6 +61,10 @@ class Call:
     """Precedes the whole conversation, and is not stored with it."""
     previous_id: str | None = None
     """Id of the answer that the conversation continues; its messages come first."""
+    conversation_id: str | None = None
+    """Id of the conversation that it continues; its messages come first."""
+    said: tuple[NewItem, ...] = ()
+    """Items of the messages, to be appended to that conversation."""
     is_kept: bool = False
     """Whether the conversation is stored, to be continued from this answer."""
     ignored: tuple[str, ...] = ()

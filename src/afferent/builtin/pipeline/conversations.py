@@ -9,41 +9,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
 import msgspec
-import numpy as np
 from msgspec import Struct, structs
 
 from afferent import keys
-from afferent.builtin.pipeline.call import Call
+from afferent.builtin.pipeline.call import Answer, Call
 from afferent.builtin.pipeline.collector import AnswerCollector
-from afferent.builtin.pipeline.request import CallPart, End, Message, Output, Part, TextPart
-from afferent.errors import AfferentError, Param, ResponseNotFound
-from afferent.items.acquire import handle_if_there
-from afferent.items.request import Detail, DocumentPart, MediaPart, PageRange, SeenMedia
-from afferent.store.client.async_store import AsyncDaemonStore
-from afferent.store.protocol.items import Find, SealItem
-from afferent.telemetry.registry import counter
-from afferent.types import (
-    ContentKey,
-    CreateItem,
-    KeyBytes,
-    KiB,
-    Modality,
-    ObjectKind,
-    decode,
-    encode,
+from afferent.builtin.pipeline.named_conversations import (
+    NamedConversations,
+    NewItem,
+    num_media,
 )
+from afferent.builtin.pipeline.request import CallPart, End, Message, Output, TextPart
+from afferent.builtin.pipeline.stored_turns import MAX_NBYTES, MAX_PARTS, Turn, write_record
+from afferent.errors import AfferentError, ConversationNotFound, Param, ResponseNotFound
+from afferent.items.acquire import handle_if_there
+from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.store.protocol.items import Find
+from afferent.telemetry.registry import counter
+from afferent.types import decode, encode
 
 log = logging.getLogger(__name__)
 
-MAX_NBYTES = 256 * KiB
-"""Limit of one conversation; a longer one is answered, and not stored."""
-MAX_PARTS = 4096
-"""Limit of messages and parts in one conversation: each takes time to parse, even a short one."""
 _KEEP_TIMEOUT_S = 2.0
 """Limit of the wait for the store at the end of an answer."""
 
@@ -51,51 +42,6 @@ _WHY = (
     f"it was not to be stored, its conversation has more than {MAX_NBYTES} bytes or {MAX_PARTS} "
     "messages and parts, or it had to make room; send the conversation's messages again"
 )
-
-
-class _Text(Struct, frozen=True, array_like=True, tag="text", forbid_unknown_fields=True):
-    text: str
-
-
-class _Media(Struct, frozen=True, array_like=True, tag="media", forbid_unknown_fields=True):
-    modality: Modality
-    digest: KeyBytes
-    detail: Detail
-
-
-class _Document(Struct, frozen=True, array_like=True, tag="document", forbid_unknown_fields=True):
-    """Document by the digest of its file: its pages are known as long as the store has them."""
-
-    digest: KeyBytes
-    first: int
-    last: int
-    dpi: int
-    detail: Detail
-
-
-class _Call(Struct, frozen=True, array_like=True, tag="call", forbid_unknown_fields=True):
-    name: str
-    arguments: str
-
-
-_Kept = _Text | _Media | _Document | _Call
-
-
-class Turn(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Stored message: its text, and the digests of its media."""
-
-    role: str
-    parts: list[_Kept]
-
-    @property
-    def message(self) -> Message:
-        """Internal message; its media are digests of known items."""
-        return Message(self.role, tuple(_part(part) for part in self.parts))
-
-    @classmethod
-    def of(cls, message: Message, digests: Iterator[bytes]) -> Turn:
-        """Create it from a message, and take the digests of its media."""
-        return cls(message.role, [_kept(part, digests) for part in message.parts])
 
 
 class Conversation(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -137,12 +83,16 @@ class History:
 
     def __init__(self, store: AsyncDaemonStore) -> None:
         self._store = store
+        self.named = NamedConversations(store)
+        """Conversations with an id of their own."""
 
     async def resume(self, call: Call) -> Call:
         """Return the call with all messages that precede its own.
 
         Raises:
             ResponseNotFound: The answer that it continues is not stored.
+            ConversationNotFound: The conversation that it continues is not stored.
+            InvalidRequest: That conversation is too long.
             Unavailable: Try again.
         """
         generate = call.generate
@@ -153,6 +103,11 @@ class History:
             if found is None:
                 raise not_found(call.previous_id, param=Param.PREVIOUS_ANSWER)
             before += found.messages
+        elif call.conversation_id is not None:
+            owner = (generate.request_id, generate.tenant)
+            conversation = await self.named.find(*owner, call.conversation_id)
+            conversation.check_room(generate.messages)
+            before += conversation.messages
         if not before:
             return call
         return replace(
@@ -164,17 +119,24 @@ class History:
     ) -> AsyncGenerator[Output, None]:
         """Yield the outputs unchanged; the conversation is stored before the end is yielded.
 
-        A failure to store it is not a failure of the request.
+        A failure to store it is not a failure of the request, unless the conversation has an id:
+        its client will not send the messages again.
 
         Args:
             call: As returned by `resume`.
+
+        Raises:
+            Unavailable: The conversation with an id is as it was before; try again.
         """
         collector = AnswerCollector()
         async with aclosing(outputs):
             async for output in outputs:
                 collector.add(output)
                 if isinstance(output, End):
-                    await self._keep(call, collector)
+                    if call.is_kept:
+                        await self._keep(call, collector)
+                    if call.conversation_id is not None:
+                        await self._extend(call, call.conversation_id, collector)
                 yield output
 
     async def find(self, request_id: str, tenant: str, response_id: str) -> Conversation | None:
@@ -225,7 +187,7 @@ class History:
         key = keys.conversation_key(tenant=generate.tenant, response_id=generate.request_id)
         try:
             async with asyncio.timeout(_KEEP_TIMEOUT_S):
-                await self._write(generate.request_id, key, data)
+                await write_record(self._store, generate.request_id, key, data)
         except (AfferentError, TimeoutError) as error:
             log.warning("a conversation was not kept", extra={"reason": type(error).__name__})
             CONVERSATIONS.labels("no_room").inc()
@@ -235,36 +197,40 @@ class History:
             # The engine has its own pins; the request has no others.
             self._store.forget(generate.request_id)
 
-    async def _write(self, request_id: str, key: ContentKey, data: bytes) -> None:
-        wanted = CreateItem(ObjectKind.RECORDS, len(data), key)
-        (handle,) = await self._store.create(request_id, [wanted])
-        np.copyto(np.frombuffer(self._store.block(handle), np.uint8), np.frombuffer(data, np.uint8))
-        await self._store.seal(request_id, [SealItem(handle, len(data))])
+    async def _extend(self, call: Call, conversation_id: str, collector: AnswerCollector) -> None:
+        """Append the messages of a request and its answer to a conversation with an id."""
+        generate, (answer,) = call.generate, collector.complete()
+        num_own = num_media(item.message for item in call.said)
+        digests = iter(collector.digests[len(collector.digests) - num_own :])
+        new = [item.stored(digests) for item in (*call.said, *_answer_items(call, answer))]
+        try:
+            await self.named.change(
+                *(generate.request_id, generate.tenant, conversation_id),
+                lambda conversation: conversation.with_items(new),
+            )
+        except ConversationNotFound:
+            log.info("a conversation ended before its next answer")
+
+
+def _answer_items(call: Call, answer: Answer) -> list[NewItem]:
+    """Return the items of an answer, with the ids that its client knows."""
+    return [
+        NewItem(
+            item["type"],
+            Message("assistant", (CallPart(item["name"], item["arguments"]),)),
+            call_id=item["call_id"],
+            id=item["id"],
+        )
+        if item["type"] == "function_call"
+        else NewItem(
+            "message",
+            Message("assistant", (TextPart(answer.text),)),
+            role="assistant",
+            id=item["id"],
+        )
+        for item in call.reply.whole([answer])["output"]
+    ]
 
 
 def not_found(response_id: str, *, param: Param | None = None) -> ResponseNotFound:
     return ResponseNotFound(f"the response {response_id!r} is not kept: {_WHY}", param=param)
-
-
-def _kept(part: Part, digests: Iterator[bytes]) -> _Kept:
-    match part:
-        case CallPart(name, arguments):
-            return _Call(name, arguments)
-        case TextPart(text):
-            return _Text(text)
-        case MediaPart():
-            return _Media(part.modality, next(digests), part.detail)
-        case DocumentPart(pages=pages, dpi=dpi, detail=detail):
-            return _Document(next(digests), pages.first, pages.last, dpi, detail)
-
-
-def _part(part: _Kept) -> Part:
-    match part:
-        case _Call(name, arguments):
-            return CallPart(name, arguments)
-        case _Text(text):
-            return TextPart(text)
-        case _Media(modality, digest, detail):
-            return MediaPart(modality, SeenMedia(digest), detail)
-        case _Document(digest, first, last, dpi, detail):
-            return DocumentPart(SeenMedia(digest), PageRange(first, last), dpi, detail)

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from afferent.builtin.pipeline.conversations import Turn
+from afferent.builtin.pipeline.stored_turns import Turn
 
 RETENTION_RATIO: Final = 0.8
 """Part of a limit that stays after a truncation, unless the client sets another one.

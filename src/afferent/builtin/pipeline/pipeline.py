@@ -192,34 +192,49 @@ class Pipeline:
         finally:
             self.store.forget(request.request_id)
 
-    async def make_known(
-        self, request: GenerateRequest, own: RequestScope
-    ) -> tuple[list[bytes], int]:
+    async def make_known(self, request: GenerateRequest, own: RequestScope) -> tuple[bytes, ...]:
         """Make the features of a request's media, so that its messages can come by names alone.
 
         The features stay pinned until the request's scope ends; later they are cached.
 
         Returns:
-            The digests of the media, in order, and the number of tokens of the messages.
+            The digests of the media and documents, in order.
 
         Raises:
             InvalidRequest: Something in the request is invalid.
             Unavailable: Try again.
         """
+        digests, _, _ = await self._make_known(request, own)
+        return digests
+
+    async def make_known_and_count(
+        self, request: GenerateRequest, own: RequestScope
+    ) -> tuple[tuple[bytes, ...], int]:
+        """Do what `make_known` does; return the digests, and the number of the messages' tokens."""
+        digests, request, prompts = await self._make_known(request, own)
+        template = TemplateOptions(begins_answer=False)
+        counted = msgspec.structs.replace(request, template=template, max_tokens=1)
+        prompt, _ = await self._prompt(counted, prompts, own.trace)
+        return digests, len(prompt.token_ids)
+
+    async def _make_known(
+        self, request: GenerateRequest, own: RequestScope
+    ) -> tuple[tuple[bytes, ...], GenerateRequest, list[ItemPrompt]]:
+        """Return the digests, the request with its documents' pages, and the items' prompts."""
         if (info := self.engine.info) is None:
             raise EngineUnavailable("the engine is not ready; try again")
         trace = own.trace
-        trace.media, trace.where = counting.media_of(request.media), "preprocess"
+        trace.media, trace.where = counting.media_of(request.files), "preprocess"
         self._items.check(request.items)
-        capabilities.check(info, request)
-        found = await self._items.read(request.items, trace)
+        self._items.documents.check(request.documents)
+        capabilities.check(info, request, has_pages=self._items.documents.has_images)
+        read = await self._read_documents(request, trace)
+        paged = with_pages(request, read)
+        found = await self._items.read(paged.items, trace)
         with found.awaited():
             ready = await self._items.prepare(request.request_id, found, trace)
-        template = TemplateOptions(begins_answer=False)
-        counted = msgspec.structs.replace(request, template=template, max_tokens=1)
-        prompts = [item.prompt for item in ready]
-        prompt, _ = await self._prompt(counted, prompts, trace)
-        return [item.digest for item in found.in_order], len(prompt.token_ids)
+        digests = digests_of(request, read, [item.digest for item in found.in_order])
+        return digests, paged, [item.prompt for item in ready]
 
     async def missing(self, request: ItemRequest) -> set[MediaPart]:
         """Return the known items whose features are gone.

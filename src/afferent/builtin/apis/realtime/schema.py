@@ -32,10 +32,6 @@ EventId = Annotated[str, Meta(max_length=512)]
 ItemId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:-]{1,64}\Z")]
 _Text = Annotated[str, Meta(max_length=2**20)]
 _MaxTokens = schema.MaxTokens | Literal["inf"]
-_Metadata = Annotated[
-    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
-    Meta(max_length=16),
-]
 
 
 # Parameters of a session
@@ -128,7 +124,7 @@ class ResponseParams(_AnswerParams, kw_only=True):
 
     conversation: str | None = None
     input: Any = None
-    metadata: _Metadata | None = None
+    metadata: schema.Metadata | None = None
 
 
 # Items

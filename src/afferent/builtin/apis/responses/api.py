@@ -18,7 +18,9 @@ from afferent.builtin.apis.responses.kept import LOOKUPS
 from afferent.builtin.apis.responses.tools import name_of, read_tools
 from afferent.builtin.apis.tools import read_choice, with_tools
 from afferent.builtin.pipeline.call import Call
+from afferent.builtin.pipeline.named_conversations import joined
 from afferent.builtin.pipeline.request import GenerateRequest, Logprobs, Message, Rendered, TextPart
+from afferent.errors import InvalidRequest
 from afferent.media.body.received import ReceivedBody
 from afferent.proxy.dialects import INPUT_TOKENS, RESPONSES
 
@@ -47,6 +49,13 @@ class _Text(Struct, forbid_unknown_fields=True):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
+_ConversationId = Annotated[str, Meta(max_length=64)]
+
+
+class _Conversation(Struct):
+    id: _ConversationId
+
+
 _format_decoder = msgspec.json.Decoder(forms.OutputFormat | None)
 
 
@@ -56,16 +65,11 @@ class ResponsesRequest(OpenAIRequest, kw_only=True):
     input: str | Annotated[list[InputItem], Meta(min_length=1)]
     instructions: str | None = None
     previous_response_id: Annotated[str, Meta(max_length=64)] | None = None
+    conversation: _ConversationId | _Conversation | None = None
     store: bool | None = True
     max_output_tokens: schema.MaxTokens | None = None
     include: Annotated[list[_Include], Meta(max_length=16)] | None = None
-    metadata: (
-        Annotated[
-            dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
-            Meta(max_length=16),
-        ]
-        | None
-    ) = None
+    metadata: schema.Metadata | None = None
     reasoning: _Reasoning | None = None
     text: _Text | None = None
     # Repeated by the answer.
@@ -94,9 +98,10 @@ class _Responses(BuiltinApi[ResponsesRequest]):
     example: Mapping[str, Any] = {"input": "What is a star?"}
 
     def translate(self, request: ResponsesRequest, body: ReceivedBody, request_id: str) -> Call:
+        items = read_input(request.input, body)
         generate = GenerateRequest(
             request_id=request_id,
-            messages=read_input(request.input, body),
+            messages=joined(item.message for item in items),
             max_tokens=request.max_output_tokens,
             temperature=request.temperature,
             stop=openai.stops(request.stop),
@@ -105,6 +110,9 @@ class _Responses(BuiltinApi[ResponsesRequest]):
         effort = request.reasoning.effort if request.reasoning is not None else None
         instructions = request.instructions
         generate = with_template(with_parameters(generate, request), request, effort=effort)
+        conversation_id = _conversation_id(request)
+        if conversation_id is not None:
+            _check_conversation(request, generate)
         choice = read_choice(request.tool_choice, name_of)
         tools = read_tools(request.tools) if choice.mode != "none" else []
         is_parallel = request.parallel_tool_calls is not False
@@ -116,6 +124,8 @@ class _Responses(BuiltinApi[ResponsesRequest]):
             reply=reply,
             instructions=Message("system", (TextPart(instructions),)) if instructions else None,
             previous_id=request.previous_response_id,
+            conversation_id=conversation_id,
+            said=tuple(items) if conversation_id is not None else (),
             is_kept=request.store is not False,
         )
 
@@ -137,6 +147,27 @@ class OpenAIResponses(_Responses):
     besides = (*LOOKUPS, TokenCount(api=OpenAIInputTokens(), answer=_count))
 
 
+def _conversation_id(request: ResponsesRequest) -> str | None:
+    given = request.conversation
+    return given.id if isinstance(given, _Conversation) else given
+
+
+def _check_conversation(request: ResponsesRequest, generate: GenerateRequest) -> None:
+    """Check that a request that continues a conversation by its id does nothing else.
+
+    Raises:
+        InvalidRequest: It also continues an answer, or a message of its own.
+    """
+    if request.previous_response_id is not None:
+        raise InvalidRequest(
+            "conversation and previous_response_id exclude each other", param="conversation"
+        )
+    if generate.template.continues_last:
+        raise InvalidRequest(
+            "conversation and continue_final_message exclude each other", param="conversation"
+        )
+
+
 def _wanted_logprobs(request: ResponsesRequest) -> Logprobs | None:
     if request.top_logprobs is None and _LOGPROBS not in (request.include or []):
         return None
@@ -150,8 +181,10 @@ def _format(request: ResponsesRequest) -> Any:
 
 def _echo(request: ResponsesRequest) -> dict[str, Any]:
     """Return the fields that the answer repeats from the request, with defaults."""
+    conversation_id = _conversation_id(request)
     return {
         "background": False,
+        "conversation": None if conversation_id is None else {"id": conversation_id},
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
         "max_tool_calls": request.max_tool_calls,

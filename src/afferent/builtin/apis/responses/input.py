@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from afferent.builtin.apis import openai, schema
 from afferent.builtin.apis.tool_calls import ToolCalls
+from afferent.builtin.pipeline.named_conversations import NewItem
 from afferent.builtin.pipeline.request import Message, Part, Role, TextPart
 from afferent.errors import InvalidRequest, UnsupportedParameter
 from afferent.items.request import DocumentPart, MediaPart
@@ -66,6 +67,7 @@ class InputItem(Struct):
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: _Content | None = None
     # For tool calls and tool results. In other items they have other meanings.
+    call_id: Raw | UnsetType = UNSET
     name: Raw | UnsetType = UNSET
     arguments: Raw | UnsetType = UNSET
     input: Raw | UnsetType = UNSET
@@ -73,6 +75,7 @@ class InputItem(Struct):
 
 
 _name_decoder = msgspec.json.Decoder(schema.Name | None)
+_call_id_decoder = msgspec.json.Decoder(Annotated[str, Meta(max_length=256)] | None)
 _output_decoder = msgspec.json.Decoder(_Content | None)
 
 
@@ -84,11 +87,14 @@ _ROLES: dict[str, Role] = {
 }
 
 
-def read_input(given: str | list[InputItem], body: ReceivedBody) -> tuple[Message, ...]:
-    """Translate the input of a request.
+def read_input(
+    given: str | list[InputItem], body: ReceivedBody, param: str = "input"
+) -> list[NewItem]:
+    """Translate the input of a request; `joined` makes the turns of its messages.
 
     Args:
         body: Body with the media that the items refer to.
+        param: The request's parameter with the items.
 
     Raises:
         InvalidRequest: An item is not of the schema, or not allowed there.
@@ -98,18 +104,18 @@ def read_input(given: str | list[InputItem], body: ReceivedBody) -> tuple[Messag
         given = [InputItem(role="user", content=given)]
     reader = _Reader(body)
     for index, item in enumerate(given):
-        reader.item(item, f"input[{index}]")
-    schema.check_all_taken(reader.media, "input")
-    return tuple(Message(role, tuple(parts)) for role, parts in reader.turns)
+        reader.item(item, f"{param}[{index}]")
+    schema.check_all_taken(reader.media, param)
+    return reader.items
 
 
 class _Reader:
-    """Reader of items, to turns; media of an item are removed from ``media``."""
+    """Reader of items; media of an item are removed from ``media``."""
 
     def __init__(self, body: ReceivedBody) -> None:
         self.media: dict[str, RawMedia] = dict(body.media)
         self._body = body
-        self.turns: list[tuple[Role, list[Part]]] = []
+        self.items: list[NewItem] = []
         self._calls = ToolCalls()
 
     def item(self, item: InputItem, where: str) -> None:
@@ -117,11 +123,11 @@ class _Reader:
             case "message":
                 self._message(item, where)
             case "function_call":
-                self._call(item.name, item.arguments, where)
+                self._call(item, item.arguments, where)
             case "custom_tool_call":
-                self._call(item.name, item.input, where)
+                self._call(item, item.input, where)
             case "function_call_output" | "custom_tool_call_output":
-                self._output(item.output, where)
+                self._output(item, where)
             case "reasoning":
                 pass  # clients send back those of other models; none is a part of a prompt here
             case _:
@@ -135,22 +141,23 @@ class _Reader:
         role, parts = _ROLES[item.role], self._parts(item.content, f"{where}.content")
         if role != "user" and any(isinstance(part, MediaPart | DocumentPart) for part in parts):
             raise InvalidRequest("media stand in messages of the user", param=where)
-        self.turns.append((role, parts))
+        self.items.append(NewItem("message", Message(role, tuple(parts)), role=item.role))
 
-    def _call(self, name: Raw | UnsetType, arguments: Raw | UnsetType, where: str) -> None:
-        called = schema.read_part(_name_decoder, name, f"{where}.name")
+    def _call(self, item: InputItem, arguments: Raw | UnsetType, where: str) -> None:
+        called = schema.read_part(_name_decoder, item.name, f"{where}.name")
         if called is None:
             raise InvalidRequest("a call of a tool has a name", param=where)
-        # The assistant's text and its tool calls are one turn, as in the other APIs.
-        if not self.turns or self.turns[-1][0] != "assistant":
-            self.turns.append(("assistant", []))
-        self._calls.write(self.turns[-1][1], called, arguments, where)
+        parts: list[Part] = []
+        self._calls.write(parts, called, arguments, where)
+        message = Message("assistant", tuple(parts))
+        self.items.append(NewItem("function_call", message, call_id=_call_id(item, where)))
 
-    def _output(self, output: Raw | UnsetType, where: str) -> None:
-        said = schema.read_part(_output_decoder, output, f"{where}.output")
+    def _output(self, item: InputItem, where: str) -> None:
+        said = schema.read_part(_output_decoder, item.output, f"{where}.output")
         if said is None:
             raise InvalidRequest("what a tool said is its output", param=where)
-        self.turns.append(("tool", self._parts(said, f"{where}.output")))
+        message = Message("tool", tuple(self._parts(said, f"{where}.output")))
+        self.items.append(NewItem("function_call_output", message, call_id=_call_id(item, where)))
 
     def _parts(self, content: _Content, where: str) -> list[Part]:
         if isinstance(content, str):
@@ -175,3 +182,7 @@ class _Reader:
         if part.file_id is not None:
             return MediaPart(Modality.IMAGE, self._body.files.find(url, f"{where}.file_id"), detail)
         return MediaPart(Modality.IMAGE, self.media.pop(url, url), detail)
+
+
+def _call_id(item: InputItem, where: str) -> str:
+    return schema.read_part(_call_id_decoder, item.call_id, f"{where}.call_id") or ""

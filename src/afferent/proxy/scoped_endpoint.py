@@ -1,4 +1,4 @@
-"""Endpoint for stored files: from a request to its answer, in the format of its API."""
+"""Endpoint in the scope of its request: from the request to its answer, in its API's format."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from msgspec import Struct
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from afferent.files.stored_file import StoredFile
-from afferent.proxy import file_answers
 from afferent.proxy.dialects import ANTHROPIC_FILES, FILES, AnthropicDialect, OpenAIDialect
 from afferent.proxy.http_server.exchange import hang_up
 from afferent.proxy.request_scope import RequestScope, RequestScopes
@@ -49,12 +48,8 @@ class Call:
     def answer(self, value: object) -> Response:
         return json_answer(value, self.own.id)
 
-    def described(self, file: StoredFile) -> Response:
-        as_sent = file_answers.anthropic_file if self.is_anthropic else file_answers.openai_file
-        return self.answer(as_sent(file))
 
-
-class FileEndpoint:
+class ScopedEndpoint:
     """ASGI application for a path and method; ``__doc__`` is its description for OpenAPI."""
 
     def __init__(
@@ -63,24 +58,28 @@ class FileEndpoint:
         work: Callable[[Call], Awaitable[Response]],
         *,
         is_long: bool = False,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | type[Struct] | None = None,
         answer_type: str = "application/json",
+        dialect: OpenAIDialect | None = None,
     ) -> None:
         """Create it.
 
         Args:
             is_long: Whether the duration depends on the length of a file: the time limit of
                 requests does not apply.
-            body: Content of the request in the OpenAPI document: a schema by media type.
+            body: Content of the request in the OpenAPI document: a schema by media type, or the
+                type of a JSON body.
             answer_type: Media type of the answer.
+            dialect: API of the endpoint; ``None``: that of files which the client uses.
         """
         self._scopes, self._work, self._is_long = scopes, work, is_long
+        self._dialect = dialect
         self.body, self.answer_type = body, answer_type
         self.__doc__ = work.__doc__
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        dialect = dialect_of(request)
+        dialect = self._dialect or dialect_of(request)
         with self._scopes.open(
             *(f"{request.method} {scope['path']}", scope["headers"]),
             id_prefix=dialect.id_prefix,
