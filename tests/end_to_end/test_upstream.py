@@ -339,7 +339,7 @@ def test_frames_of_a_video_reach_an_engine_whose_model_takes_no_videos(tmp_path:
     model.mkdir()
     make_llava(model)
     question = {"type": "text", "text": "?"}
-    with standing(tmp_path, str(model)) as other:
+    with standing(tmp_path, str(model), "--files-store", str(tmp_path / "files")) as other:
         for outcome in ("made", "hit"):
             answer = other.post(CHAT, chat(animation(), question))
             assert answer.status_code == 200, answer.text
@@ -348,6 +348,10 @@ def test_frames_of_a_video_reach_an_engine_whose_model_takes_no_videos(tmp_path:
             assert [part["type"] for part in parts] == ["image_url"] * 3 + ["text"]
             references = other.engine.heard[-1].references
             assert [type(each) for each in references] == [FeaturesReference] * 3
+        film = ("a.mp4", media_files.make_video(num_frames=90), "video/mp4")
+        id = other.server.client().files.create(file=film, purpose="user_data").id
+        answer = other.post(CHAT, chat({"type": "file", "file": {"file_id": id}}))
+        assert answer.headers["x-afferent-items"] == "made=6", answer.text
         wait_until(lambda: other.pinned_nbytes() == 0)
 
 

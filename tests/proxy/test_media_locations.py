@@ -704,6 +704,20 @@ def test_stored_file_in_a_part_becomes_an_item_of_its_kind(
         assert json.loads(document.write(["R0"])) == around(expected)
 
 
+def test_stored_video_gives_its_frames_in_the_form_of_its_part() -> None:
+    for part, image in (
+        ({"type": "file", "file": {"file_id": "file-3"}}, "image_url"),
+        ({"type": "input_file", "file_id": "file-3"}, "input_image"),
+    ):
+        body = json.dumps(in_message(part)).encode()
+        document = find(body, CHAT, has_videos=False, files=FILES)
+        (place,) = document.documents
+        assert (place.part.source, place.part.modality) == (FILM, VIDEO)
+        place.show([Page(1, MediaPart(IMAGE, SeenMedia(b"1")), "")])
+        (written,) = json.loads(document.write(["R0"]))["messages"][0]["content"]
+        assert written["type"] == image
+
+
 @pytest.mark.parametrize("kind", ["image", "document"])
 def test_stored_image_in_a_block_becomes_an_image(kind: str) -> None:
     block = {"type": kind, "source": {"type": "file", "file_id": "file-1"}}
