@@ -148,6 +148,20 @@ def test_hostile_file_is_refused(name: str, data: bytes) -> None:
             decode()
 
 
+@pytest.mark.parametrize("format", ["GIF", "WEBP"])
+def test_no_view_of_the_file_is_left(format: str) -> None:
+    file = bytearray(animations.saved(format, [photo(20, 12, seed) for seed in range(4)]))
+    view = memoryview(file)
+    with open_video(view, LIMITS) as video:
+        assert len(list(video.frames([0, 3]))) == 2
+        next(iter(video.frames([0, 3])))
+    del video
+    with pytest.raises(InvalidMedia), open_video(view[:200], LIMITS):
+        pass
+    view.release()
+    file.clear()  # fails while a view exists
+
+
 def test_flipped_bytes_are_refused_or_decoded() -> None:
     rng = np.random.default_rng(7)
     files = [animations.drawn_gif(rng), animations.moving_webp(lossless=False)]
