@@ -23,6 +23,7 @@ _PROBE_TESTS = ("tests/media/test_probe.py",)
 _RAW_TESTS = ("tests/media/test_raw.py",)
 _ASYNC_STORE_TESTS = ("tests/store/test_async_store.py",)
 _SOURCE_TESTS = ("tests/media/test_source.py",)
+_ANIMATION_TESTS = ("tests/media/test_animation.py",)
 
 _ADMIT: Final = (
     Mutant(
@@ -428,8 +429,47 @@ _RUNTIME: Final = (
     ),
 )
 
+_FRAMES: Final = (
+    Mutant(
+        what="a frame without a duration is shown for a millisecond",
+        file="media/decode/animation.py",
+        old="each if each > _LEAST_MS else _DEFAULT_MS",
+        new="max(each, 1)",
+        tests=_ANIMATION_TESTS,
+    ),
+    Mutant(
+        what="a frame is shown for one step too long",
+        file="media/decode/animation.py",
+        old='side="right"',
+        new='side="left"',
+        tests=_ANIMATION_TESTS,
+    ),
+    Mutant(
+        what="a frame may lie outside of the canvas",
+        file="media/decode/animation.py",
+        old="if x + across > width or y + down > height:",
+        new="if x > width or y > height:",
+        tests=_ANIMATION_TESTS,
+    ),
+    Mutant(
+        what="composed frames that are not taken do not count",
+        file="media/decode/animation.py",
+        old="    check_decoded(len(shown_ms), found.width, found.height, limits)\n",
+        new="",
+        tests=_ANIMATION_TESTS,
+    ),
+    Mutant(
+        what="a model has as many frames as a video has",
+        file="media/decode/frames.py",
+        old="min(MOST_FRAMES, limits.max_sampled_frames, limits.max_document_pages, total)",
+        new="min(limits.max_sampled_frames, limits.max_document_pages, total)",
+        tests=("tests/media/test_frames.py",),
+    ),
+)
+
 MUTANTS: Final = (
     *_ADMIT,
+    *_FRAMES,
     *_INGEST,
     *_KEYS,
     *_RUNTIME,

@@ -218,13 +218,13 @@ SERVE_MUTANTS: Final = (
         what="a name is bound before its item has been used",
         file="items/stage.py",
         old=(
-            "            for item, outcome in zip(distinct, settled, strict=True)\n"
+            "            for item, before, after in zip(distinct, found, settled, strict=True)\n"
             "        }\n"
             "        if items.new_names:  # only now: no name is bound to an invalid item\n"
             "            await self._names.bind(request_id, items.new_names)\n"
         ),
         new=(
-            "            for item, outcome in zip(distinct, settled, strict=True)\n"
+            "            for item, before, after in zip(distinct, found, settled, strict=True)\n"
             "            if not items.new_names\n"
             "            or await self._names.bind(request_id, items.new_names) is None\n"
             "        }\n"

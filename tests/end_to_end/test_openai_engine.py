@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from afferent.types import ObjectKind
-from tests import media_files, pdfs
+from tests import animations, media_files, pdfs
 from tests.end_to_end.replicas import CHAT, Replicas
 from tests.images import encoded, photo
 from tests.media.media_host import media_host, send
@@ -123,6 +123,28 @@ def test_image_that_the_engine_does_not_read_is_converted_without_loss(
     assert first == again
     data = first["messages"][0]["content"][0]["image_url"]["url"].partition(",")[2]
     np.testing.assert_array_equal(pixels_of(base64.b64decode(data)), pixels_of(file))
+
+
+def test_video_arrives_as_it_came_or_as_the_images_of_its_frames(
+    server: Server, replicas: Replicas
+) -> None:
+    file = animations.saved("GIF", [photo(80, 50, seed) for seed in (1, 2, 3)], duration=500)
+    video = {"type": "video_url", "video_url": {"url": url(file, "image/gif")}}
+    said(server.post(chat(video)))
+    assert only_request(replicas).json == chat(video)
+    replicas.reset()
+    arguments = ["--engine", "openai", "--engine-url", ",".join(replicas.urls)]
+    with Server(*arguments, "--engine-video-frames") as other:
+        for _ in range(2):
+            said(other.post(chat(video, {"type": "text", "text": "?"})))
+        wait_until(lambda: pinned_nbytes(other) == 0)
+    first, again = (got.json for replica in replicas.all for got in replica.got)
+    assert first == again
+    *frames, _ = first["messages"][0]["content"]
+    seen = [
+        pixels_of(base64.b64decode(frame["image_url"]["url"].partition(",")[2])) for frame in frames
+    ]
+    np.testing.assert_array_equal(seen, animations.pillows_frames(file))
 
 
 def test_document_arrives_as_the_images_of_its_pages(server: Server, replicas: Replicas) -> None:

@@ -38,9 +38,10 @@ from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.launch import DAEMON
 from afferent.types import Handle, Modality, ObjectKind
-from tests import media_files, pdfs, plain_http
+from tests import animations, media_files, pdfs, plain_http
 from tests.end_to_end.standing_in import StandIn
 from tests.images import encoded, heic, in_mode, oriented, photo
+from tests.media.folders import make_llava
 from tests.media.media_host import media_host, send
 from tests.server import Server, data_url, wait_until
 
@@ -325,6 +326,40 @@ def test_document_beside_an_image_and_other_files(front: Front, picture: str) ->
     assert parts[3] == image_file
     keys = [each.key for each in front.engine.heard[-1].references]
     assert (keys[1:3], len(set(keys))) == (keys[3:5], 3)
+
+
+def animation() -> dict[str, Any]:
+    file = animations.saved("GIF", [photo(64, 48, seed) for seed in range(3)], duration=500)
+    url = f"data:image/gif;base64,{base64.b64encode(file).decode()}"
+    return {"type": "video_url", "video_url": {"url": url}}
+
+
+def test_frames_of_a_video_reach_an_engine_whose_model_takes_no_videos(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    make_llava(model)
+    question = {"type": "text", "text": "?"}
+    with standing(tmp_path, str(model), "--files-store", str(tmp_path / "files")) as other:
+        for outcome in ("made", "hit"):
+            answer = other.post(CHAT, chat(animation(), question))
+            assert answer.status_code == 200, answer.text
+            assert answer.headers["x-afferent-items"] == f"{outcome}=3"
+            parts = content_of(other, CHAT)
+            assert [part["type"] for part in parts] == ["image_url"] * 3 + ["text"]
+            references = other.engine.heard[-1].references
+            assert [type(each) for each in references] == [FeaturesReference] * 3
+        film = ("a.mp4", media_files.make_video(num_frames=90), "video/mp4")
+        id = other.server.client().files.create(file=film, purpose="user_data").id
+        answer = other.post(CHAT, chat({"type": "file", "file": {"file_id": id}}))
+        assert answer.headers["x-afferent-items"] == "made=6", answer.text
+        wait_until(lambda: other.pinned_nbytes() == 0)
+
+
+def test_animation_reaches_an_engine_with_videos_as_it_came(front: Front) -> None:
+    assert front.post(CHAT, chat(animation())).status_code == 200
+    (reference,) = front.engine.heard[-1].references
+    assert isinstance(reference, RawReference)
+    assert reference.modality is Modality.VIDEO
 
 
 def test_document_that_is_text_alone_becomes_text(front: Front, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from afferent.engines.vllm.mp4 import decodes_alike
 from afferent.media.families.registry import describe
 from afferent.types import Modality
 from tests.engine import families
-from tests.media.folders import make_qwen
+from tests.media.folders import make_glm, make_llava, make_qwen
 from tests.media_files import make_audio, make_av_audio, make_video, tone, turned
 
 HEARS = TakenMedia(audio_rate_hz=16_000)
@@ -96,6 +96,13 @@ def test_of_a_model(tmp_path: Path) -> None:
     assert TakenMedia.of(None, tmp_path) == TakenMedia()
     families.make_qwen2_audio(tmp_path)
     assert TakenMedia.of(describe(tmp_path), tmp_path) == HEARS
+
+
+def test_model_without_video_gets_no_video_files(tmp_path: Path) -> None:
+    make_llava(tmp_path)
+    assert not TakenMedia.of(describe(tmp_path), tmp_path).video_files
+    make_glm(tmp_path)
+    assert TakenMedia.of(describe(tmp_path), tmp_path).video_files
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_what_is_no_video() -> None:
         b"",
         b"#EXTM3U\n#EXTINF:1,\n/etc/passwd\n",
         b"ffconcat version 1.0\nfile /etc/passwd\n",
-        b"GIF89a" + bytes(100),
+        b"\x89PNG\r\n\x1a\n" + bytes(100),
         b"\0\0\0\x18ftypheic" + bytes(100),
         b'<svg xmlns="http://www.w3.org/2000/svg"/>',
     ):

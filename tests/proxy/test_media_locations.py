@@ -613,6 +613,36 @@ def test_citations_and_wrong_pages_are_refused() -> None:
             find(body, MESSAGES, has_documents=True)
 
 
+# Videos that become frames
+
+
+@pytest.mark.parametrize("value", [URL, {"url": URL}])
+@pytest.mark.parametrize("keeps_form", [False, True])
+def test_frames_take_the_place_of_a_video(value: Any, keeps_form: bool) -> None:
+    video = {"type": "video_url", "video_url": value, "uuid": "mine"}
+    text = {"type": "text", "text": "?"}
+    body = json.dumps({"messages": [{"role": "user", "content": [video, text]}]}).encode()
+    document = find(body, CHAT, has_videos=False, keeps_form=keeps_form)
+    (place,) = document.documents
+    assert (place.part.source, place.part.modality) == (URL, VIDEO)
+    frames = [MediaPart(IMAGE, SeenMedia(bytes([index]))) for index in (1, 2)]
+    place.show([Page(number, frame, "") for number, frame in enumerate(frames, 1)])
+    types = ["image/png"] * 2 if keeps_form else None
+    written = json.loads(document.write(["R0", "R1"], media_types=types))
+    assert written["messages"][0]["content"] == [
+        {"type": "image_url", "image_url": {"url": "R0"}},
+        {"type": "image_url", "image_url": {"url": "R1"}},
+        text,
+    ]
+
+
+@pytest.mark.parametrize("value", [None, {"url": None}, 3])
+def test_video_without_a_url_stays_one(value: Any) -> None:
+    video = {"type": "video_url", "video_url": value, "uuid": "mine"}
+    document = find(json.dumps(in_message(video)).encode(), CHAT, has_videos=False)
+    assert document.documents == []
+
+
 # Stored files
 
 
@@ -672,6 +702,20 @@ def test_stored_file_in_a_part_becomes_an_item_of_its_kind(
         (media,) = document.parts({})
         assert media.source is file
         assert json.loads(document.write(["R0"])) == around(expected)
+
+
+def test_stored_video_gives_its_frames_in_the_form_of_its_part() -> None:
+    for part, image in (
+        ({"type": "file", "file": {"file_id": "file-3"}}, "image_url"),
+        ({"type": "input_file", "file_id": "file-3"}, "input_image"),
+    ):
+        body = json.dumps(in_message(part)).encode()
+        document = find(body, CHAT, has_videos=False, files=FILES)
+        (place,) = document.documents
+        assert (place.part.source, place.part.modality) == (FILM, VIDEO)
+        place.show([Page(1, MediaPart(IMAGE, SeenMedia(b"1")), "")])
+        (written,) = json.loads(document.write(["R0"]))["messages"][0]["content"]
+        assert written["type"] == image
 
 
 @pytest.mark.parametrize("kind", ["image", "document"])

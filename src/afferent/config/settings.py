@@ -87,11 +87,16 @@ class Limits(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_documents: int = setting(8, "most documents in a request", Group.LIMITS, ge=0, le=256)
     max_document_nbytes: int = setting(32 * MiB, "largest document file", Group.LIMITS, gt=0)
     max_document_pages: int = setting(
-        100, "most pages that a request takes from its documents", Group.LIMITS, ge=1, le=4096
+        100,
+        "most pages of documents, and frames of videos as images, in a request",
+        Group.LIMITS,
+        ge=1,
+        le=4096,
     )
     max_page_pixels: int = setting(
         4_000_000,
-        "most pixels of a document's page; a larger one is rendered with fewer dots per inch",
+        "most pixels of a document's page, or of a video's frame as an image; a larger one is made "
+        "smaller",
         Group.LIMITS,
         ge=10_000,
     )

@@ -152,6 +152,10 @@ class Upstream(Protocol):
     def takes_any_file(self) -> bool:
         """Whether it decodes images of formats whose headers are unknown here."""
 
+    @property
+    def takes_videos(self) -> bool:
+        """Whether it gets videos, as far as is known. If not, it gets their frames as images."""
+
     def takes(self, modality: Modality, file: bytes | memoryview | None) -> bool:
         """Whether it would compute the features of a file that are computed here; if not, it gets
         the file.

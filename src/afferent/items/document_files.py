@@ -1,4 +1,4 @@
-"""Bytes of a request's documents, in the arena."""
+"""Bytes of a request's documents, and of videos whose frames become images, in the arena."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 
 from afferent.admission.gate import Gate
 from afferent.config import RequestLimits
-from afferent.errors import MediaTooLarge
+from afferent.errors import InvalidMedia, MediaTooLarge, UnsupportedMedia
 from afferent.files.file_store import FileStore
 from afferent.files.stored_file import StoredFile
 from afferent.items.item import File
-from afferent.items.receive import MEDIA_BYTES
+from afferent.items.receive import MEDIA_BYTES, NO_FRAMES
 from afferent.items.request import DocumentPart, ItemRequest, SeenMedia
 from afferent.items.urls import UrlReader
 from afferent.media.body.digest import Digester
@@ -25,7 +25,7 @@ from afferent.runtime.tasks import in_thread
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import SealItem
 from afferent.telemetry.trace import Trace
-from afferent.types import DOCUMENT, CreateItem, Handle, ObjectKind
+from afferent.types import CreateItem, Handle, ObjectKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,11 @@ class DocumentFiles:
             for part in documents
         ]
         sent = [raw for raw in media if isinstance(raw, RawMedia)]
-        for raw in sent:
-            MEDIA_BYTES.labels(DOCUMENT, raw.origin).inc(raw.nbytes)
-        views = [self._checked(raw) for raw in sent]
+        views = [
+            self._checked(part, raw)
+            for part, raw in zip(documents, media, strict=True)
+            if isinstance(raw, RawMedia)
+        ]
         digests = iter(await self._digester.digest_all(views))
         files, handles = await self._placed(request, sent, views)
         del views
@@ -90,20 +92,27 @@ class DocumentFiles:
         ]
         return opened, handles
 
-    def _checked(self, raw: RawMedia) -> memoryview:
-        """Return the bytes of a document.
+    def _checked(self, part: DocumentPart, raw: RawMedia) -> memoryview:
+        """Return the bytes of a document or video, and count them.
 
         Raises:
             MediaTooLarge: There are too many.
             UnsupportedMedia: They have no format of documents.
         """
-        most = self._limits.max_document_nbytes
+        kind = part.modality
+        MEDIA_BYTES.labels(kind, raw.origin).inc(raw.nbytes)
+        most = self._limits.of(kind).max_nbytes
         if raw.nbytes > most:
-            raise MediaTooLarge(f"the document has more than {most} bytes (--max-document-nbytes)")
+            raise MediaTooLarge(f"the {kind} has more than {most} bytes (--max-{kind}-nbytes)")
+        if raw.is_frames:
+            raise UnsupportedMedia(NO_FRAMES)
         view = memoryview(raw.data or b"")
         if raw.handle is not None:
             view = self._store.block(raw.handle)[raw.start : raw.start + raw.nbytes]
-        document_format_of(view)
+        if not part.is_video:
+            document_format_of(view)
+        elif not len(view):
+            raise InvalidMedia("the video file is empty")
         return view
 
     async def _placed(

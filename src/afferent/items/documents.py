@@ -1,9 +1,13 @@
-"""Documents of a request: each page becomes an item, with its text beside it.
+"""Files of a request with many items: the pages of documents, and the frames of videos.
+
+Each page of a document becomes an image, with its text beside it. Each frame that is taken from a
+video becomes an image, if the model takes no videos. In this module, *page* means either.
 
 A worker lists the pages, and renders those that are not known: one page of a document at a time, so
-that a document costs two workers at most. The features of a page are made while the next page is
-rendered. What a page became is a record of the store: a second request for the document renders
-nothing. Equal pages of different documents are one item, because its digest is that of the image.
+that a document costs two workers at most. Frames of a video are rendered together, because each one
+needs those before it. The features of pages are made while the next ones are rendered. What a page
+became is a record of the store: a second request for the document renders nothing. Equal pages of
+different documents are one item, because its digest is that of the image.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Final
@@ -30,6 +34,7 @@ from afferent.errors import (
     Param,
     PromptTooLong,
     Quarantined,
+    StoreFull,
     TooManyItems,
     UnsupportedMedia,
     WorkerDied,
@@ -44,13 +49,13 @@ from afferent.media.decoded import MAX_TEXT_NBYTES
 from afferent.media.headers.probe import ImageHeader
 from afferent.media.workers.jobs import (
     PLAN_NBYTES,
-    DocumentPages,
+    ListedPages,
     ListPages,
-    RenderPage,
+    RenderPages,
     cost_us,
-    page_nbytes,
-    page_of,
     pages_decoder,
+    pages_nbytes,
+    pages_of,
 )
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import Claim, Find, Queue, SealItem
@@ -58,6 +63,7 @@ from afferent.store.protocol.results import Owner, existing
 from afferent.telemetry.registry import counter
 from afferent.telemetry.trace import Trace
 from afferent.types import (
+    DOCUMENT,
     ContentKey,
     Modality,
     ObjectKind,
@@ -73,7 +79,10 @@ _LIST_TAG: Final = b"afferent/document-pages/v1"
 _PAGE_TAG: Final = b"afferent/rendered-page/v1"
 _RECORD_TAG: Final = b"afferent/page/v1"
 _MADE_AT_ONCE: Final = 4
-"""Pages of one request whose features are made while others are rendered."""
+"""Runs of one request whose features are made while others are rendered."""
+_RUN_NBYTES: Final = 64 << 20
+_RUNS_IN_SHARE: Final = 8
+"""Frames are rendered together up to the first limit, and to this part of the space for media."""
 _MAX_SPANS: Final = 256
 _NUM_CHANNELS: Final = 3
 
@@ -87,7 +96,8 @@ class _PageRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
 PAGES = counter(
     "afferent_document_pages_total",
-    "Pages of documents by outcome: rendered for the request, or known from an earlier one",
+    "Pages of documents, and frames of videos as images, by outcome: rendered for the request, or "
+    "known from an earlier one",
     outcome=("rendered", "known"),
 )
 _record_decoder = msgspec.msgpack.Decoder(_PageRecord)
@@ -95,7 +105,7 @@ _record_decoder = msgspec.msgpack.Decoder(_PageRecord)
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Page of a document for the model.
+    """Page of a document, or frame of a video, for the model.
 
     Attributes:
         number: From 1 on.
@@ -110,7 +120,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class ReadDocument:
-    """Document whose pages are known: the digest of the file, and its pages in order."""
+    """Document or video whose pages are known: the digest of the file, and its pages in order."""
 
     digest: bytes
     pages: Sequence[Page]
@@ -122,6 +132,7 @@ class _Page:
 
     Attributes:
         size: Width and height of its image in pixels; ``None`` for no image.
+        has_text: Whether it has its text.
         name: All that determines what it becomes, encoded.
         detail: Detail of its image.
     """
@@ -129,6 +140,7 @@ class _Page:
     document: OpenedDocument = field(compare=False)
     number: int
     size: tuple[int, int] | None
+    has_text: bool
     name: tuple[bytes, ...]
     detail: Detail
 
@@ -137,8 +149,14 @@ class _Page:
         return keys.frame(_RECORD_TAG, *self.name)
 
     @property
-    def rendered_key(self) -> ContentKey:
-        return keys.frame(_PAGE_TAG, *self.name)
+    def image_nbytes(self) -> int:
+        """Most bytes of its image."""
+        return _png_nbytes(self.size)
+
+    @property
+    def text_nbytes(self) -> int:
+        """Most bytes of its text."""
+        return MAX_TEXT_NBYTES if self.has_text else 0
 
 
 class DocumentReader:
@@ -165,7 +183,7 @@ class DocumentReader:
         self._store, self._maker, self._items = store, maker, items
         self._limits = limits
         self.has_images = limits.document_content != "text"
-        """Whether pages become images."""
+        """Whether pages of documents become images."""
         self._has_text = limits.document_content != "images"
         self._digester = Digester(num_workers)
         self._files = DocumentFiles(
@@ -183,14 +201,17 @@ class DocumentReader:
             TooManyItems: There are too many.
             UnsupportedMedia: The model takes no images.
         """
-        most = self._limits.max_documents
-        if len(documents) > most:
-            raise TooManyItems(
-                f"the request has {len(documents)} documents; at most {most} are accepted "
-                "(--max-documents)",
-                param=Param.MESSAGES,
-            )
-        if documents and has_features and self.has_images and not self._items.takes(Modality.IMAGE):
+        for kind in (DOCUMENT, Modality.VIDEO):
+            most = self._limits.of(kind).max_items
+            number = sum(part.modality is kind for part in documents)
+            if number > most:
+                raise TooManyItems(
+                    f"the request has {number} {kind}s; at most {most} are accepted "
+                    f"(--max-{kind}s)",
+                    param=Param.MESSAGES,
+                )
+        has_images = self.has_images or any(part.is_video for part in documents)
+        if documents and has_features and has_images and not self._items.takes(Modality.IMAGE):
             raise UnsupportedMedia(
                 "the model takes no images, so no pages of documents; with --document-content text "
                 "it gets their text",
@@ -225,12 +246,13 @@ class DocumentReader:
         if not documents:
             return []
         start_ns = time.monotonic_ns()
+        self._check_sent(documents)
         opened, handles = await self._files.open(request, documents, trace)
         listed = [await self._list(request, document, trace) for document in opened]
         pages = [
             self._page(request, document, number, size)
             for document, found in zip(opened, listed, strict=True)
-            for number, size in enumerate(found.sizes, document.part.pages.first)
+            for number, size in found.sizes.items()
         ]
         self._check_pages(pages, makes_features=not keeps_bytes, max_tokens=max_tokens)
         inner = Trace(trace.request_id, trace.what)
@@ -238,11 +260,11 @@ class DocumentReader:
         if not keeps_bytes:
             known = await self._known(request, pages, max_pixels)
         missing = list(dict.fromkeys(page for page in pages if page not in known))
-        if keeps_bytes or not self.has_images:
-            for page in missing:
-                known[page] = await self._kept(request, page, max_pixels, inner)
-        else:
-            known |= await self._made(request, missing, max_pixels, inner)
+        kept = [page for page in missing if keeps_bytes or page.size is None]
+        for run in self._runs(kept):
+            known |= await self._kept(request, run, max_pixels, inner)
+        made = [page for page in missing if page not in known]
+        known |= await self._made(request, self._runs(made), max_pixels, inner)
         if handles:
             await self._store.release(request.request_id, handles)
         PAGES.labels("rendered").inc(len(missing))
@@ -260,31 +282,43 @@ class DocumentReader:
         await self._files.close()
         self._digester.close()
 
+    def _check_sent(self, documents: Sequence[DocumentPart]) -> None:
+        """Refuse a file whose bytes were left out of the body, as those of a known item.
+
+        Raises:
+            StoreFull: There is one; its bytes are read when the request comes again.
+        """
+        sent = [part.source for part in documents if isinstance(part.source, RawMedia)]
+        digests = [raw.digest for raw in sent if raw.is_left_out and raw.digest is not None]
+        if digests:
+            self._items.need(digests)
+            raise StoreFull("a file is known as an item of another kind; try again")
+
     # Lists of pages
 
     async def _list(
         self, request: ItemRequest, document: OpenedDocument, trace: Trace
-    ) -> DocumentPages:
+    ) -> ListedPages:
         part = document.part
         dpi = part.dpi or self._limits.document_dpi
         first, last = part.pages.first, part.pages.last
-        shape = encode((first, last, dpi))
+        shape = encode((part.is_video, first, last, dpi))
         key = keys.frame(_LIST_TAG, request.tenant.encode(), document.digest, shape)
         if document.file is None:
             return await self._listed_before(request, key)
         handle, where = document.file
-        job = ListPages(where, first, last, dpi)
+        job = ListPages(part.is_video, where, first, last, dpi)
         asked = Queue(key, ObjectKind.RECORDS, PLAN_NBYTES, [handle], encode(job), cost_us(job))
-        with _blaming("the document"):
+        with _blaming(f"the {part.modality}"):
             (found,) = await self._maker.read_records(
                 request.request_id, [asked], pages_decoder, trace, stage="list_pages"
             )
         return found
 
-    async def _listed_before(self, request: ItemRequest, key: ContentKey) -> DocumentPages:
+    async def _listed_before(self, request: ItemRequest, key: ContentKey) -> ListedPages:
         (outcome,) = await self._store.acquire(request.request_id, [Find(key)])
         if (handle := existing(outcome)) is None:
-            raise MediaNotCached("a document is not cached any more; send it again")
+            raise MediaNotCached("a document or video is not cached any more; send it again")
         found = decode(pages_decoder, self._store.block(handle))
         await self._store.release(request.request_id, [handle])
         return found
@@ -292,10 +326,12 @@ class DocumentReader:
     def _page(
         self, request: ItemRequest, document: OpenedDocument, number: int, size: tuple[int, int]
     ) -> _Page:
-        wanted = size if self.has_images else None
-        what = encode((number, wanted, self._has_text))
+        is_video = document.part.is_video
+        wanted = size if self.has_images or is_video else None
+        has_text = self._has_text and not is_video
+        what = encode((is_video, number, wanted, has_text))
         name = (request.tenant.encode(), document.digest, what)
-        return _Page(document, number, wanted, name, document.part.detail)
+        return _Page(document, number, wanted, has_text, name, document.part.detail)
 
     def _check_pages(
         self, pages: Sequence[_Page], *, makes_features: bool, max_tokens: int | None
@@ -304,8 +340,8 @@ class DocumentReader:
         most = self._limits.max_document_pages
         if len(pages) > most:
             raise TooManyItems(
-                f"the request has {len(pages)} pages of documents; at most {most} are accepted "
-                "(--max-document-pages)",
+                f"the request has {len(pages)} pages of documents and frames of videos; at most "
+                f"{most} are accepted (--max-document-pages)",
                 param=Param.MESSAGES,
             )
         headers = [ImageHeader(*page.size) for page in pages if page.size is not None]
@@ -314,8 +350,9 @@ class DocumentReader:
         num_tokens = self._items.check_images(headers)
         if max_tokens is not None and num_tokens > max_tokens:
             raise PromptTooLong(
-                f"the {len(pages)} pages of documents take {num_tokens} tokens; the model has room "
-                f'for {max_tokens} in all: choose fewer pages, such as "pages": "1-3"',
+                f"the {len(pages)} pages of documents and frames of videos take {num_tokens} "
+                f"tokens; the model has room for {max_tokens} in all: choose fewer pages, such as "
+                '"pages": "1-3", or fewer frames (--max-sampled-frames)',
                 param=Param.MESSAGES,
             )
 
@@ -346,92 +383,141 @@ class DocumentReader:
             page: each for page, each in known.items() if each.image is None or each.image in here
         }
 
-    async def _kept(self, request: ItemRequest, page: _Page, max_pixels: int, trace: Trace) -> Page:
-        """Render a page whose image stays pinned by the request."""
-        raw, record = await self._render(request.request_id, page, trace)
-        if page.size is None and raw.handle is not None:
+    def _runs(self, pages: Sequence[_Page]) -> Iterator[list[_Page]]:
+        """Yield the pages that are rendered together: one, or frames of one video, in order."""
+        most_nbytes = min(_RUN_NBYTES, self._maker.share_nbytes(ObjectKind.RAW) // _RUNS_IN_SHARE)
+        run: list[_Page] = []
+        left_nbytes = 0
+        for page in pages:
+            is_next = bool(run) and page.document is run[0].document
+            left_nbytes -= page.image_nbytes
+            if not (is_next and page.document.part.is_video and left_nbytes >= 0):
+                if run:
+                    yield run
+                run, left_nbytes = [], most_nbytes - page.image_nbytes
+            run.append(page)
+        if run:
+            yield run
+
+    async def _kept(
+        self, request: ItemRequest, run: Sequence[_Page], max_pixels: int, trace: Trace
+    ) -> dict[_Page, Page]:
+        """Render pages whose images stay pinned by the request."""
+        rendered = await self._render(request.request_id, run, trace)
+        raw, _ = rendered[0]
+        if run[0].size is None and raw.handle is not None:
             await self._store.release(request.request_id, [raw.handle])
-        return _as_page(page, record, max_pixels, raw)
+        return {
+            page: _as_page(page, record, max_pixels, raw)
+            for page, (raw, record) in zip(run, rendered, strict=True)
+        }
 
     async def _made(
-        self, request: ItemRequest, pages: Sequence[_Page], max_pixels: int, trace: Trace
+        self, request: ItemRequest, runs: Iterable[Sequence[_Page]], max_pixels: int, trace: Trace
     ) -> dict[_Page, Page]:
-        """Render pages, and make the features of each while the next one is rendered.
+        """Render pages, and make the features of each run while the next one is rendered.
 
-        Each page has a lease of its own: nothing of it stays pinned. So the memory that they take
+        Each run has a lease of its own: nothing of it stays pinned. So the memory that they take
         at a time is bounded, however many they are.
         """
         made: dict[_Page, Page] = {}
-        tasks: dict[_Page, asyncio.Task[bool]] = {}
+        tasks: list[tuple[Sequence[_Page], asyncio.Task[list[bool]]]] = []
         slots = asyncio.Semaphore(_MADE_AT_ONCE)
         try:
             async with asyncio.TaskGroup() as group:
-                for page in pages:
+                for run in runs:
                     await slots.acquire()
                     lease = f"page-{next(self._numbers)}"
                     self._store.introduce(lease, request.share)
                     try:
-                        raw, record = await self._render(lease, page, trace)
+                        rendered = await self._render(lease, run, trace)
                     except BaseException:
                         self._store.forget(lease)
                         raise
-                    image = _as_page(page, record, max_pixels, raw).image
-                    made[page] = _as_page(page, record, max_pixels)
-                    tasks[page] = group.create_task(self._make(request, lease, image, slots, trace))
+                    images = []
+                    for page, (raw, record) in zip(run, rendered, strict=True):
+                        images.append(_image(page, record, max_pixels, raw))
+                        made[page] = _as_page(page, record, max_pixels)
+                    making = self._make(request, lease, images, slots, trace)
+                    tasks.append((run, group.create_task(making)))
         except* AfferentError as errors:
             raise _first(errors) from None
-        return {page: _marked(made[page], is_new=tasks[page].result()) for page in pages}
+        return {
+            page: _marked(made[page], is_new=is_new)
+            for run, task in tasks
+            for page, is_new in zip(run, task.result(), strict=True)
+        }
 
     async def _make(
         self,
         request: ItemRequest,
         lease: str,
-        image: MediaPart | None,
+        images: Sequence[MediaPart],
         slots: asyncio.Semaphore,
         trace: Trace,
-    ) -> bool:
-        """Make the features of a page; then nothing of its lease is pinned.
+    ) -> list[bool]:
+        """Make the features of a run's images; then nothing of its lease is pinned.
 
         Returns:
-            Whether they did not exist.
+            Whether those of each image did not exist.
         """
         inner = Trace(trace.request_id, trace.what)
         try:
-            if image is not None:
-                await self._items.make_ahead(ItemRequest(lease, (image,), request.share), inner)
+            made = await self._items.make_ahead(
+                ItemRequest(lease, tuple(images), request.share), inner
+            )
         finally:
             self._store.forget(lease)
             slots.release()
         trace.add(inner.spans)
-        return not inner.outcomes["hit"]
+        return made
 
-    async def _render(self, lease: str, page: _Page, trace: Trace) -> tuple[RawMedia, _PageRecord]:
-        """Have a page rendered; its object is pinned by the lease."""
-        if page.document.file is None:
-            raise MediaNotCached("a page of a document is not cached any more; send it again")
-        handle, where = page.document.file
-        job = RenderPage(where, page.number, page.size, self._has_text)
-        nbytes = page_nbytes(_png_nbytes(page.size), MAX_TEXT_NBYTES if self._has_text else 0)
-        asked = Queue(
-            *(page.rendered_key, ObjectKind.RAW, nbytes, [handle], encode(job), cost_us(job))
+    async def _render(
+        self, lease: str, run: Sequence[_Page], trace: Trace
+    ) -> list[tuple[RawMedia, _PageRecord]]:
+        """Have the pages of a run rendered; their object is pinned by the lease."""
+        first = run[0]
+        kind = first.document.part.modality
+        if first.document.file is None:
+            raise MediaNotCached(f"a part of a {kind} is not cached any more; send it again")
+        handle, where = first.document.file
+        job = RenderPages(
+            first.document.part.is_video,
+            where,
+            [(page.number, page.size) for page in run],
+            first.has_text,
         )
-        with _blaming(f"page {page.number} of the document"):
+        key = keys.frame(_PAGE_TAG, *(part for page in run for part in page.name))
+        nbytes = pages_nbytes((page.image_nbytes, page.text_nbytes) for page in run)
+        asked = Queue(key, ObjectKind.RAW, nbytes, [handle], encode(job), cost_us(job))
+        with _blaming(f"page {first.number} of the {kind}" if len(run) == 1 else f"the {kind}"):
             outcomes = await self._maker.acquire(
                 *(lease, [asked], trace),
                 room=[ReserveItem(ObjectKind.RAW, nbytes)],
                 in_turn=False,
             )
             (outcome,) = await self._maker.settle(
-                *(lease, [page.rendered_key], outcomes, trace), stage="wait_for_page"
+                *(lease, [key], outcomes, trace), stage="wait_for_page"
             )
             made = handle_of(outcome)
-        image, text = page_of(self._store.block(made))
-        (digest,) = await self._digester.digest_all([image]) if page.size is not None else (b"",)
-        raw = RawMedia(PAGE, len(image), handle=made, is_sealed=True, digest=digest)
-        record = _PageRecord(digest, text)
-        del image
-        await self._write(lease, page.record_key, record)
-        return raw, record
+        block = self._store.block(made)
+        found = pages_of(block)
+        images = [block[at.start : at.start + at.nbytes] for at, _ in found]
+        digests = await self._digester.digest_all(images)
+        del images, block
+        rendered = []
+        for page, (at, text), digest in zip(run, found, digests, strict=True):
+            raw = RawMedia(
+                *(PAGE, at.nbytes),
+                handle=made,
+                start=at.start,
+                is_sealed=True,
+                digest=digest,
+            )
+            record = _PageRecord(digest if page.size is not None else b"", text)
+            await self._write(lease, page.record_key, record)
+            rendered.append((raw, record))
+        return rendered
 
     async def _write(self, lease: str, key: ContentKey, record: _PageRecord) -> None:
         """Write a record, unless it exists or there is no space for it."""
@@ -451,14 +537,15 @@ def _as_page(
     page: _Page, record: _PageRecord, max_pixels: int, raw: RawMedia | None = None
 ) -> Page:
     """Return a page with its image as bytes, or as known features."""
-    if page.size is None:
-        return Page(page.number, None, record.text)
+    image = _image(page, record, max_pixels, raw) if page.size is not None else None
+    return Page(page.number, image, record.text)
+
+
+def _image(
+    page: _Page, record: _PageRecord, max_pixels: int, raw: RawMedia | None = None
+) -> MediaPart:
     source = raw or SeenMedia(record.digest, is_page=True)
-    return Page(
-        page.number,
-        MediaPart(Modality.IMAGE, source, page.detail, max_pixels=max_pixels),
-        record.text,
-    )
+    return MediaPart(Modality.IMAGE, source, page.detail, max_pixels=max_pixels)
 
 
 def _marked(page: Page, *, is_new: bool) -> Page:

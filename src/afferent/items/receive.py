@@ -51,6 +51,11 @@ MEDIA_BYTES = counter(
 )
 LOW_DETAIL_PIXELS = 512 * 512
 """Maximum of pixels for an image in low detail."""
+NO_FRAMES = (
+    "images with commas between them (data:video/jpeg) are no video here; send a file, such as an "
+    "MP4"
+)
+"""Message for the frames of a video in place of a file."""
 _MAX_LISTED = 8
 _MAX_NEEDED = 1024
 
@@ -149,9 +154,9 @@ class ItemReader:
         ]
         return bool(await self._find(request_id, wanted))
 
-    def need(self, items: Iterable[ReceivedItem]) -> None:
-        """Remember that the bytes of these items have to come."""
-        self._needed |= dict.fromkeys(item.digest for item in items)
+    def need(self, digests: Iterable[bytes]) -> None:
+        """Remember that the bytes with these digests have to come."""
+        self._needed |= dict.fromkeys(digests)
         while len(self._needed) > _MAX_NEEDED:
             del self._needed[next(iter(self._needed))]
 
@@ -370,10 +375,7 @@ class ItemReader:
     ) -> MediaHeader | ImageBound | ForwardedHeader | None:
         """Read an image's header; sandboxed workers read the containers of video and audio."""
         if raw.is_frames and (modality is not Modality.VIDEO or not self._accepts_frames):
-            raise UnsupportedMedia(
-                "images with commas between them (data:video/jpeg) are no video here; send a file, "
-                "such as an MP4"
-            )
+            raise UnsupportedMedia(NO_FRAMES)
         if modality is Modality.IMAGE:
             return probe_accepted(data, limits, self._accepted)
         if not len(data):

@@ -8,7 +8,7 @@ from typing import Final, Literal
 from afferent.admission.shares import NAMELESS, Share
 from afferent.files.stored_file import StoredFile
 from afferent.media.body.raw import PAGE, RawMedia
-from afferent.types import DOCUMENT, DocumentKind, Modality
+from afferent.types import DOCUMENT, FileKind, Modality
 
 Detail = Literal["auto", "low", "high"]
 
@@ -18,7 +18,7 @@ class SeenMedia:
     """Item whose features were made before, known by the digest of its encoded bytes.
 
     Attributes:
-        is_page: Whether this request found or made them, as it read a document.
+        is_page: Whether this request found or made them, as it read a document or a video.
         is_new: Whether they were made then.
     """
 
@@ -41,7 +41,7 @@ class MediaPart:
 
     @property
     def is_page(self) -> bool:
-        """Whether it is a page of a document, which is not counted as an image."""
+        """Whether it is a page of a document or a frame of a video, not counted as an image."""
         match self.source:
             case RawMedia(origin=origin):
                 return origin == PAGE
@@ -63,7 +63,9 @@ ALL_PAGES: Final = PageRange()
 
 @dataclass(frozen=True, slots=True)
 class DocumentPart:
-    """Document: from the body, by URL, or a file of the tenant. Its pages become items."""
+    """Document, or video for a model without video: from the body, by URL, or a file of the tenant.
+    Its pages or frames become items.
+    """
 
     source: str | RawMedia | SeenMedia | StoredFile
     pages: PageRange = ALL_PAGES
@@ -71,11 +73,12 @@ class DocumentPart:
     """Dots per inch of the pages' images; 0 for the server's."""
     detail: Detail = "auto"
     """Detail of the pages' images."""
+    is_video: bool = False
 
     @property
-    def modality(self) -> DocumentKind:
+    def modality(self) -> FileKind:
         """Kind of the file."""
-        return DOCUMENT
+        return Modality.VIDEO if self.is_video else DOCUMENT
 
 
 @dataclass(frozen=True, slots=True)

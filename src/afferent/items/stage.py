@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -79,11 +79,18 @@ class ItemSettings:
 
 @dataclass(frozen=True, slots=True)
 class ReadyItem:
-    """Item with pinned features; ``prompt`` is its form in the prompt."""
+    """Item with pinned features.
+
+    Attributes:
+        prompt: Its form in the prompt.
+        was_there: Whether the features existed before.
+        alias: See `ReceivedItem`.
+    """
 
     key: ContentKey
     handle: Handle
     prompt: Prompt
+    was_there: bool
     alias: bytes = b""
 
 
@@ -228,15 +235,23 @@ class ItemStage:
         """
         return await self._reader.knows(request_id, tenant, digest)
 
-    async def make_ahead(self, request: ItemRequest, trace: Trace) -> None:
+    async def make_ahead(self, request: ItemRequest, trace: Trace) -> list[bool]:
         """Make the features of items before the request that counts them as its own.
+
+        Returns:
+            Whether those of each item did not exist, in order.
 
         Raises:
             As from `read` and `prepare`.
         """
         items = await self.read(request, trace)
         with items.awaited():
-            await self.prepare(request.request_id, items, trace, is_ahead=True)
+            ready = await self.prepare(request.request_id, items, trace, is_ahead=True)
+        return [not item.was_there for item in ready]
+
+    def need(self, digests: Iterable[bytes]) -> None:
+        """Remember that the bytes with these digests have to come."""
+        self._reader.need(digests)
 
     async def find_seen(self, request: ItemRequest, parts: Sequence[MediaPart]) -> set[MediaPart]:
         """Return the parts, known by their digests, whose features exist; nothing is pinned."""
@@ -271,7 +286,7 @@ class ItemStage:
             StoreFull: There is no space now.
         """
         if unsent := [item for item in items.distinct if item.raw is None]:
-            self._reader.need(unsent)
+            self._reader.need(item.digest for item in unsent)
             raise not_cached([item.name for item in unsent])
         _, unsealed = items.received
         if unsealed:
@@ -340,8 +355,8 @@ class ItemStage:
             await self._store.release(request_id, sealed)
         _count_outcomes(distinct, found, settled, trace, is_ahead=is_ahead)
         ready = {
-            item: self._ready(item, items.plans.get(item), outcome)
-            for item, outcome in zip(distinct, settled, strict=True)
+            item: self._ready(item, items.plans.get(item), before, after)
+            for item, before, after in zip(distinct, found, settled, strict=True)
         }
         if items.new_names:  # only now: no name is bound to an invalid item
             await self._names.bind(request_id, items.new_names)
@@ -411,7 +426,7 @@ class ItemStage:
             MediaNotCached: They are known by their names alone.
         """
         unsent = [item for item in missing if item.raw is None]
-        self._reader.need(unsent)
+        self._reader.need(item.digest for item in unsent)
         if any(item.is_recalled for item in unsent):
             raise StoreFull("features were evicted while this request came; try again")
         if unsent:
@@ -453,12 +468,14 @@ class ItemStage:
         trace.stage(start_ns, "into_the_arena", copied_nbytes=nbytes)
         return located, sealed
 
-    def _ready(self, item: ReceivedItem, planned: Planned | None, outcome: Outcome) -> ReadyItem:
-        handle = handle_of(outcome)
+    def _ready(
+        self, item: ReceivedItem, planned: Planned | None, before: Outcome, after: Outcome
+    ) -> ReadyItem:
+        handle, was_there = handle_of(after), isinstance(before, Hit)
         if planned is not None:
-            return ReadyItem(item.key, handle, planned.plan.prompt, item.alias)
+            return ReadyItem(item.key, handle, planned.plan.prompt, was_there, item.alias)
         tree: Any = codec.view(self._store.block(handle))
-        return ReadyItem(item.key, handle, tuple(tree["prompt"]), item.alias)
+        return ReadyItem(item.key, handle, tuple(tree["prompt"]), was_there, item.alias)
 
     # Limits and metrics
 

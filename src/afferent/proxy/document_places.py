@@ -1,4 +1,4 @@
-"""Documents in a request's JSON, and the parts that take their place. Pure."""
+"""Documents in a request's JSON, videos that become frames, and the parts in their place. Pure."""
 
 from __future__ import annotations
 
@@ -51,9 +51,11 @@ class MediaType:
 class DocumentPlace:
     """A document (a PDF, for example) in a body. Its pages take its place, or it stays unchanged.
 
+    So do the frames of a video, for an upstream that takes no videos.
+
     Attributes:
-        part: The document; its source is a URL, the marker of one that was cut out, or a stored
-            file.
+        part: The document or video; its source is a URL, the marker of one that was cut out, or a
+            stored file.
         form: Form of the parts of its pages: that of the part that they replace.
         nodes: What is written in its place.
         media_type: Media type beside it, if there is one.
@@ -254,6 +256,17 @@ def block_place(
             return None
     document = document_parts.document(url, "a document", pages=block.pages, dpi=block.dpi)
     return DocumentPlace(document, form, [part], media_type, before=before)
+
+
+def video_place(source: str | StoredFile, part: dict[str, object], form: Form) -> DocumentPlace:
+    """Return the location of a video whose frames become images.
+
+    Args:
+        source: Its URL, or its marker; or the stored file.
+        part: The part.
+        form: Form of the parts of its frames.
+    """
+    return DocumentPlace(DocumentPart(source, is_video=True), form, [part])
 
 
 def _read(decoder: msgspec.json.Decoder[T], found: bytes | Mapping[str, bytes]) -> T | None:

@@ -211,6 +211,7 @@ class Passage:
             *(body.json, path),
             keeps_form=keeps_form,
             has_documents=stage.items.shows_documents,
+            has_videos=self._upstream.takes_videos,
             files=await look_up(body.json, self._files, tenant=tenant),
         )
         shown, media = documents_in(document, body), dict(body.media)
@@ -219,7 +220,7 @@ class Passage:
         others = self._others(sources, body)
         _check_media(sources, body)
         if shown:
-            trace.media = "document"
+            trace.media = counting.media_of([place.part for place in shown])
             await show(
                 *(stage.items, exchange.id, document, shown, media, stage.pages_of(document)),
                 share=exchange.share,

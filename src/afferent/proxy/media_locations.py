@@ -29,11 +29,13 @@ from afferent.proxy.document_places import (
     RESPONSES_FORM,
     Blocks,
     DocumentPlace,
+    Form,
     MediaType,
     Place,
     block_place,
     file_place,
     image_source,
+    video_place,
 )
 from afferent.types import Modality
 
@@ -381,6 +383,7 @@ def find(
     *,
     keeps_form: bool = False,
     has_documents: bool = False,
+    has_videos: bool = True,
     files: KnownFiles = NO_FILES,
 ) -> Document:
     """Find the media of a request.
@@ -390,6 +393,8 @@ def find(
         keeps_form: Whether base64 without a URL stays so, for an upstream that gets the media in
             the body. If not, each item becomes a URL.
         has_documents: Whether documents are found, too; else they are data.
+        has_videos: Whether a video in a part stays one. If not, it is found like a document, and
+            its frames take its place.
         files: Stored files that the body names. Without a store, ids of files are data.
 
     Raises:
@@ -403,7 +408,12 @@ def find(
     if location is None:
         return Document(body, body, [])
     try:
-        finder = _Finder(keeps_form=keeps_form, has_documents=has_documents, files=files)
+        finder = _Finder(
+            keeps_form=keeps_form,
+            has_documents=has_documents,
+            has_videos=has_videos,
+            files=files,
+        )
         root = finder.open(body, location)
         options: dict[str, bytes] = {}
         is_read_once = path in ONE_PROMPT
@@ -436,10 +446,13 @@ def _has_only_functions(tools: bytes) -> bool:
 class _Finder:
     """Parser that collects media locations, in order."""
 
-    def __init__(self, *, keeps_form: bool, has_documents: bool, files: KnownFiles) -> None:
+    def __init__(
+        self, *, keeps_form: bool, has_documents: bool, has_videos: bool, files: KnownFiles
+    ) -> None:
         self.found: list[Place | DocumentPlace] = []
         self.has_changed = False
         self._keeps_form, self._has_documents, self._files = keeps_form, has_documents, files
+        self._has_videos = has_videos
 
     def open(self, raw: bytes, location: Location) -> object:
         """Parse a piece of JSON where media are possible; the rest stays unchanged."""
@@ -515,6 +528,8 @@ class _Finder:
         if key == "input_audio":
             del opened[key]
             self._audio(opened, found[key], has_name=has_name)
+        elif key == "video_url" and (url := self._frames_url(found[key])) is not None:
+            return self._frames(url, opened, CHAT_FORM)
         elif key is not None:
             node = self._url(_URL_KEYS[key], found[key], has_name=has_name)
             if self._keeps_form and found.get("type") == b'"%b"' % key.encode():
@@ -525,6 +540,19 @@ class _Finder:
             if isinstance(place, Place):
                 self._name(opened, found["uuid"], place)
         return opened
+
+    def _frames_url(self, value: bytes) -> str | None:
+        """Return the URL of a video whose frames become images; ``None`` if it stays a video."""
+        if self._has_videos:
+            return None
+        return _text(self._members(value).get("url") if value[:1] == b"{" else value)
+
+    def _frames(
+        self, source: str | StoredFile, part: dict[str, object], form: Form
+    ) -> DocumentPlace:
+        place = video_place(source, part, form)
+        self.found.append(place)
+        return place
 
     def _nameable(self, opened: dict[str, object], node: object) -> object:
         """Prepare a part of chat completions for a name of its item, if its URL stands alone."""
@@ -558,6 +586,9 @@ class _Finder:
             data = self._place(modality, stored, is_bare=True)
             sound = {"data": data, "format": msgspec.json.encode(_audio_format(stored))}
             return {**rest, "type": b'"input_audio"', "input_audio": sound}
+        if modality is Modality.VIDEO and not self._has_videos:
+            form = CHAT_FORM if kind == "file" else RESPONSES_FORM
+            return self._frames(stored, dict(found), form)
         at = self._place(modality, stored)
         if modality is Modality.IMAGE and kind in _FILE_PARTS:
             return {**rest, "type": b'"input_image"', "image_url": at}

@@ -1,4 +1,6 @@
-"""Replacement of the documents in a body by their pages, for an upstream that reads images."""
+"""Replacement of the documents in a body by their pages, and of its videos by their frames, for an
+upstream that reads images.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from afferent.types import DOCUMENT
 
 
 def documents_in(document: Document, body: ReceivedBody) -> list[DocumentPlace]:
-    """Return the documents in a body, by the media types and names of its files."""
+    """Return the documents in a body, by the media types and names of its files; also the videos
+    whose frames become images.
+    """
     return [place for place in document.documents if _is_document(place, body)]
 
 
@@ -75,7 +79,7 @@ async def show(
 
 def _is_document(place: DocumentPlace, body: ReceivedBody) -> bool:
     source, name = place.source, place.name
-    if isinstance(source, StoredFile):
+    if isinstance(source, StoredFile) or place.part.is_video:
         return True
     cut = body.cut.get(source)
     if cut is not None:

@@ -1,14 +1,16 @@
-"""Replacement of a request's documents by their pages. Pure."""
+"""Replacement of a request's documents by their pages, and of its videos by frames. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from msgspec import structs
 
 from afferent.builtin.pipeline.request import GenerateRequest, Message, Part, TextPart
+from afferent.errors import MediaNotCached
 from afferent.items.documents import Page, ReadDocument
 from afferent.items.request import DocumentPart, MediaPart
+from afferent.types import Modality
 
 
 def with_pages(request: GenerateRequest, documents: Sequence[ReadDocument]) -> GenerateRequest:
@@ -21,6 +23,38 @@ def with_pages(request: GenerateRequest, documents: Sequence[ReadDocument]) -> G
         for message in request.messages
     )
     return structs.replace(request, messages=messages)
+
+
+def with_frames(request: GenerateRequest, modalities: Collection[Modality]) -> GenerateRequest:
+    """Return the request with its videos as files whose frames become images.
+
+    Args:
+        modalities: Modalities of the model. With videos, or without images, nothing changes.
+
+    Raises:
+        MediaNotCached: A video came by its name alone.
+    """
+    if Modality.VIDEO in modalities or Modality.IMAGE not in modalities:
+        return request
+    if all(part.modality is not Modality.VIDEO for part in request.media):
+        return request
+    messages = tuple(
+        Message(message.role, tuple(map(_as_frames, message.parts)), message.extra)
+        for message in request.messages
+    )
+    return structs.replace(request, messages=messages)
+
+
+def _as_frames(part: Part) -> Part:
+    """Return a video as a file whose frames become images; any other part is unchanged."""
+    if not isinstance(part, MediaPart) or part.modality is not Modality.VIDEO:
+        return part
+    if part.source is None:
+        raise MediaNotCached(
+            "the model takes no videos, and frames of a video have no name; send its data",
+            uuids=(part.uuid,) if part.uuid else (),
+        )
+    return DocumentPart(part.source, is_video=True)
 
 
 def digests_of(

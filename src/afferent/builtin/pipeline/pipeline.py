@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from afferent.builtin.pipeline import capabilities
-from afferent.builtin.pipeline.document_pages import digests_of, with_pages
+from afferent.builtin.pipeline.document_pages import digests_of, with_frames, with_pages
 from afferent.builtin.pipeline.generate import AnswerWriter, merge
 from afferent.builtin.pipeline.prompt import Prompt, PromptBuilder
 from afferent.builtin.pipeline.request import (
@@ -147,6 +147,7 @@ class Pipeline:
             request = msgspec.structs.replace(request, tools=form)
         trace = own.trace
         trace.media, trace.where = counting.media_of(request.files), "preprocess"
+        request = self._with_frames(request)
         self._items.check(request.items)
         self._items.documents.check(request.documents)
         has_pages = self._items.documents.has_images
@@ -257,6 +258,7 @@ class Pipeline:
             Unavailable: Try again.
         """
         trace.media, trace.where = counting.media_of(request.files), "preprocess"
+        request = self._with_frames(request)
         self._items.check(request.items)
         self._items.documents.check(request.documents)
         request = with_pages(request, await self._read_documents(request, trace))
@@ -291,6 +293,11 @@ class Pipeline:
                 self._prompts.text_of(given) if isinstance(given, tuple) else "",
                 request.cache_salt,
             )
+
+    def _with_frames(self, request: GenerateRequest) -> GenerateRequest:
+        """Return the request with the videos that become images, if the model takes none."""
+        info = self.engine.info
+        return request if info is None else with_frames(request, self.modalities(info))
 
     async def _read_documents(self, request: GenerateRequest, trace: Trace) -> list[ReadDocument]:
         """Return the documents of a request; the features of their pages exist."""

@@ -112,6 +112,8 @@ class ServerTraits:
     """See `Upstream.name_of`."""
     reads_arena = True
     """See `Upstream.reads_arena`."""
+    takes_videos = True
+    """See `Upstream.takes_videos`."""
     takes_salt = True
     """See `Upstream.takes_salt`."""
     needs_health = True
@@ -264,6 +266,11 @@ class HttpClient:
     def takes_any_file(self) -> bool:
         """See `Upstream.takes_any_file`."""
         return self._traits.takes_any_file
+
+    @property
+    def takes_videos(self) -> bool:
+        """See `Upstream.takes_videos`."""
+        return self._traits.takes_videos
 
     def takes(self, modality: Modality, file: bytes | memoryview | None) -> bool:
         """See `Upstream.takes`."""

@@ -62,6 +62,11 @@ class OpenAISettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=
     engine_convert_to: FileFormat = setting(
         "png", "format of converted images: without loss, or fast and small", Group.ENGINE
     )
+    engine_video_frames: bool = setting(
+        False,
+        "the model takes images and no videos: frames of a video are sent as images",
+        Group.ENGINE,
+    )
     engine_cache_salt: bool = setting(
         False,
         "the engine knows cache_salt, as vLLM does, so that tenants share no prefix cache",

@@ -30,6 +30,7 @@ class OpenAITraits(ServerTraits):
         self.unknown_name_statuses = _UNKNOWN_NAME[settings.engine_names]
         self._formats = frozenset(settings.engine_image_formats)
         self._max_pixels = settings.engine_max_pixels
+        self.takes_videos = not settings.engine_video_frames
         self.takes_salt = settings.engine_cache_salt
 
     def takes(self, modality: Modality, file: bytes | memoryview | None) -> bool:

@@ -115,7 +115,7 @@ class VllmUpstream(HttpUpstreamKind[VllmSettings, VllmLink]):
         taken = TakenMedia.of(site.family, site.model_folder)
         taken = msgspec.structs.replace(taken, any_file=settings.media_formats == "all")
         if settings.engine_video_bytes or _FRAMES in _told(settings):
-            taken = msgspec.structs.replace(taken, videos=False)
+            taken = msgspec.structs.replace(taken, videos=False, video_files=True)
         hashes = None
         if settings.engine_hashes != "afferent":
             hashes = ItemHashes(

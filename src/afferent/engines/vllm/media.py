@@ -12,7 +12,11 @@ from afferent import keys
 from afferent.engines.vllm.mp4 import decodes_alike
 from afferent.engines.vllm_hash import image_hash
 from afferent.errors import ConfigError
-from afferent.media.families.family import MAX_SAMPLED_FRAMES, processor_settings
+from afferent.media.families.family import (
+    MAX_SAMPLED_FRAMES,
+    processor_settings,
+    read_json,
+)
 from afferent.media.families.qwen_vl import QwenVlFamily
 from afferent.media.families.registry import AnyFamily, describe
 from afferent.media.headers.boxes import Buffer
@@ -26,6 +30,10 @@ _SAMPLED: Final = (2.0, None, 4, MAX_SAMPLED_FRAMES)
 """Frames per second, most frames, least frames, limit of frames: the rule of a vLLM for videos,
 regardless of the model's folder.
 """
+_WITHOUT_VIDEOS: Final = frozenset(
+    {"gemma3", "idefics3", "llama4", "llava", "llava_next", "mistral3", "smolvlm"}
+)
+"""Types of models whose code in vLLM takes images and no videos."""
 
 
 class TakenMedia(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,11 +43,13 @@ class TakenMedia(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         audio_rate_hz: Required rate of audio: vLLM resamples other rates by a rule of its own.
             0: audio is never taken.
         videos: Whether vLLM takes the same frames of a video as Afferent.
+        video_files: Whether its model takes videos. If not, it gets their frames as images.
         any_file: Whether vLLM gets images of formats whose headers are unknown here.
     """
 
     audio_rate_hz: int = 0
     videos: bool = False
+    video_files: bool = True
     any_file: bool = False
 
     @classmethod
@@ -51,7 +61,12 @@ class TakenMedia(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """
         if family is None:
             return cls()
-        return cls(audio_rate_hz=family.sample_rate_hz, videos=_samples_alike(folder))
+        model_type = read_json(folder / "config.json").get("model_type")
+        return cls(
+            audio_rate_hz=family.sample_rate_hz,
+            videos=_samples_alike(folder),
+            video_files=model_type not in _WITHOUT_VIDEOS,
+        )
 
     def takes(self, modality: Modality, file: Buffer | None) -> bool:
         """See `afferent.engines.upstream.Upstream`."""

@@ -17,6 +17,7 @@ class VllmTraits(ServerTraits):
     def __init__(self, taken: TakenMedia, hashes: ItemHashes | None) -> None:
         self._taken = taken
         self.takes_any_file = taken.any_file
+        self.takes_videos = taken.video_files
         self.name_of = None if hashes is None else hashes.name_of
 
     def takes(self, modality: Modality, file: bytes | memoryview | None) -> bool:

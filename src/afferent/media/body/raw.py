@@ -26,7 +26,7 @@ SMALL_NBYTES = 256 * KiB
 """Most bytes of a request on the heap."""
 _MAX_STEP_NBYTES = 4 * MiB
 PAGE = "page"
-"""Origin of the image of a document's page, which a worker has rendered."""
+"""Origin of an image that a worker has made of a document's page or a video's frame."""
 
 
 class HeapAllowance:

@@ -1,4 +1,4 @@
-"""Pages of documents of every format: their choice, their sizes and their files."""
+"""Pages of documents and frames of videos, as images: their choice, sizes and files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 from PIL import Image, PngImagePlugin
 
 from afferent.config import Limits
@@ -20,7 +21,10 @@ _LEAST_SIDE: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class RenderedPage:
-    """Page of a document: a PNG file and UTF-8; each is empty if it was not requested."""
+    """Page of a document: a PNG file and UTF-8; each is empty if it was not requested.
+
+    A frame of a video has no text.
+    """
 
     image: bytes
     text: bytes
@@ -58,7 +62,7 @@ def chosen(num_pages: int, first: int, last: int, limits: Limits) -> range:
 
 
 def fitted(width: float, height: float, scale: float, limits: Limits) -> tuple[int, int]:
-    """Return the sides of a page in pixels: scaled, and smaller if the limits require it.
+    """Return the sides of a page's image in pixels: scaled, and smaller if the limits require it.
 
     Raises:
         MediaTooLarge: The page is too long for its width, or too wide.
@@ -70,14 +74,16 @@ def fitted(width: float, height: float, scale: float, limits: Limits) -> tuple[i
     across, down = (max(_LEAST_SIDE, int(side * scale)) for side in (width, height))
     if max(across, down) > limits.max_image_aspect * min(across, down):
         raise MediaTooLarge(
-            f"a page of the document has the sides {width:.0f} x {height:.0f}; they may differ by "
+            f"a page or frame has the sides {width:.0f} x {height:.0f}; they may differ by "
             f"a factor of {limits.max_image_aspect} (--max-image-aspect)"
         )
     return across, down
 
 
-def png(pixels: Pixels) -> bytes:
-    """Return the file of an image; the same pixels give the same bytes."""
+def png(pixels: Pixels, size: tuple[int, int]) -> bytes:
+    """Return the file of an image of this width and height; the same pixels give the same bytes."""
+    if (pixels.shape[1], pixels.shape[0]) != size:
+        pixels = np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS))
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG", compress_level=_PNG_LEVEL)
     return file.getvalue()

@@ -108,7 +108,7 @@ def render_page(
         document.init_forms()
         page = document.get_page(number - 1)
         try:
-            image = b"" if size is None else png(_drawn(document, page, number, size, limits))
+            image = b"" if size is None else png(_drawn(document, page, number, size, limits), size)
             text = _text(page, number) if has_text else b""
         finally:
             page.close()

@@ -134,8 +134,8 @@ _OTHER_SIZE: Final = "the image's size is not what its header says"
 
 
 @contextmanager
-def as_broken(kind: ImageFormat) -> Iterator[None]:
-    """Raise `InvalidMedia` for any error of a decoder."""
+def as_broken(kind: ImageFormat, what: str = "image") -> Iterator[None]:
+    """Raise `InvalidMedia` for any error of a decoder; ``what`` names the medium."""
     try:
         yield
     except (AfferentError, MemoryError):
@@ -143,7 +143,7 @@ def as_broken(kind: ImageFormat) -> Iterator[None]:
     except Exception as error:  # decoders raise a dozen types, and new versions add some
         log.info("an image is broken", extra={"format": kind, "error": type(error).__name__})
         raise InvalidMedia(
-            "the image can't be decoded: its data are truncated or corrupt"
+            f"the {what} can't be decoded: its data are truncated or corrupt"
         ) from error
 
 

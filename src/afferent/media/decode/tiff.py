@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from PIL import Image
 from PIL.ImageFile import ImageFile
 
 from afferent.config import Limits
@@ -57,10 +56,7 @@ def render_page(
         image.load()
         pixels = np.empty((image.height, image.width, 3), np.uint8)
         copy_rgb(image, pixels)
-    if (image.width, image.height) != size:
-        small = Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS)
-        pixels = np.asarray(small)
-    return RenderedPage(png(pixels), b"")
+    return RenderedPage(png(pixels, size), b"")
 
 
 def _seek(image: ImageFile, index: int) -> bool:

@@ -17,9 +17,16 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from afferent.config import Limits
-from afferent.errors import InvalidMedia, MediaTooLarge
+from afferent.errors import InvalidMedia
+from afferent.media.decode.animation import is_animation, open_animation
 from afferent.media.decode.container import BROKEN, decoder_of, open_container, packets_of
 from afferent.media.decode.reading import Bytes
+from afferent.media.decode.video_limits import (
+    check_decoded,
+    check_length,
+    check_pixels,
+    too_many,
+)
 from afferent.media.decoded import Pixels, Video
 from afferent.media.headers.probe import VideoHeader
 
@@ -44,6 +51,9 @@ def open_video(data: Bytes, limits: Limits) -> Iterator[Video]:
         InvalidMedia: No video, or a broken one.
         MediaTooLarge: Longer, larger or of more frames than the limits allow.
     """
+    if is_animation(data):
+        yield open_animation(data, limits)
+        return
     try:
         with _open(data, limits) as (container, stream):
             walked = _walk(container, stream, limits)
@@ -99,12 +109,7 @@ class _OpenVideo:
 
     def frames(self, indices: Sequence[int]) -> Iterator[Pixels]:
         """Implement `afferent.media.decoded.Video.frames`."""
-        nbytes = len(set(indices)) * self.header.width * self.header.height * 3
-        if nbytes > self._limits.max_video_decoded_nbytes:
-            raise MediaTooLarge(
-                f"the frames taken from the video have {nbytes} bytes; at most "
-                f"{self._limits.max_video_decoded_nbytes} are accepted (--max-video-decoded-nbytes)"
-            )
+        check_decoded(len(set(indices)), self.header.width, self.header.height, self._limits)
         times = self._walked.shown[np.asarray(indices, np.int64)].tolist()
         return self._decoded(times)
 
@@ -166,7 +171,7 @@ def _open(data: Bytes, limits: Limits) -> Iterator[tuple[InputContainer, VideoSt
         first = next(iter(container.streams.video), None)
         stream = decoder_of(container, first, "video", CODECS)
         context = stream.codec_context
-        _check_pixels(context.width, context.height, limits)
+        check_pixels(context.width, context.height, limits)
         context.options = {"max_pixels": str(max_pixels)}
         context.open(strict=False)  # dav1d reads only now which frames to skip: none
         yield container, stream
@@ -181,7 +186,7 @@ def _walk(container: InputContainer, stream: VideoStream, limits: Limits) -> _Wa
     invisible = _is_invisible if stream.codec_context.name == "vp8" else _is_empty
     for number, packet in enumerate(packets_of(container, stream)):
         if number > limits.max_video_frames:
-            raise _too_many(limits)
+            raise too_many(limits)
         if packet.is_discard or invisible(packet):
             continue
         if packet.pts is None:
@@ -198,7 +203,7 @@ def _walk(container: InputContainer, stream: VideoStream, limits: Limits) -> _Wa
         key_packets=np.array([number for _, number in keys], np.int64),
         tick_s=float(stream.time_base),
     )
-    _check_length(len(shown), float(walked.shown[-1] - walked.shown[0]) * walked.tick_s, limits)
+    check_length(len(shown), float(walked.shown[-1] - walked.shown[0]) * walked.tick_s, limits)
     return walked
 
 
@@ -252,27 +257,3 @@ def _upright(frame: VideoFrame, reformatter: VideoReformatter) -> Pixels:
 def _rate(claimed: Fraction | None) -> float | None:
     rate = float(claimed) if claimed else 0.0
     return rate if 0.0 < rate < 100_000.0 else None
-
-
-def _check_pixels(width: int, height: int, limits: Limits) -> None:
-    if width * height > limits.max_frame_pixels:
-        raise MediaTooLarge(
-            f"the video is {width} x {height} pixels; at most {limits.max_frame_pixels} "
-            "in all are accepted (--max-frame-pixels)"
-        )
-
-
-def _check_length(num_frames: int, duration_s: float, limits: Limits) -> None:
-    if num_frames > limits.max_video_frames:
-        raise _too_many(limits)
-    if duration_s > limits.max_video_s:
-        raise MediaTooLarge(
-            f"the video lasts {duration_s:.0f} seconds; at most {limits.max_video_s:.0f} "
-            "are accepted (--max-video-s)"
-        )
-
-
-def _too_many(limits: Limits) -> MediaTooLarge:
-    return MediaTooLarge(
-        f"the video has more than {limits.max_video_frames} frames (--max-video-frames)"
-    )

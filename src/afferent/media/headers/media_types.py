@@ -29,6 +29,8 @@ _OTHERS: Final = {
         (re.compile(rb"....ftypqt", re.DOTALL), "video/quicktime"),
         (re.compile(rb"\x1a\x45\xdf\xa3"), "video/webm"),
         (re.compile(rb"OggS"), "video/ogg"),
+        (re.compile(rb"GIF8"), "image/gif"),
+        (re.compile(rb"RIFF....WEBP", re.DOTALL), "image/webp"),
         (re.compile(rb"RIFF....AVI ", re.DOTALL), "video/x-msvideo"),
     ),
 }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
+from afferent.errors import InternalError
 from afferent.media.families.plan import FeaturePlan
 from afferent.media.headers.probe import AudioHeader, ImageHeader, MediaHeader, VideoHeader
 from afferent.telemetry.trace import declare_stages
@@ -59,30 +61,33 @@ class MakeFeatures(_Job, tag="features"):
 
 
 class ListPages(_Job, tag="list pages"):
-    """List the pages ``first`` to ``last`` of a document; the object is a `DocumentPages`.
+    """List the pages ``first`` to ``last`` of a document; the object is a `ListedPages`.
 
-    ``last`` is 0 for the last page of the document.
+    ``last`` is 0 for the last page of the document. A video has no choice of pages: the frames that
+    become images are listed.
     """
 
+    is_video: bool
     file: InputRange
     first: Annotated[int, Meta(ge=1)]
     last: NonNegative
     dpi: Annotated[int, Meta(ge=1)]
 
 
-class RenderPage(_Job, tag="render page"):
-    """Render a page of a document; `page_of` reads the object.
+class RenderPages(_Job, tag="render pages"):
+    """Render pages of a document, or frames of a video; `pages_of` reads the object.
 
-    ``size`` is the width and height of its image in pixels; without it, there is no image.
+    ``pages`` has the number of each one, ascending, and the width and height of its image in
+    pixels; without these, there is no image.
     """
 
+    is_video: bool
     file: InputRange
-    number: Annotated[int, Meta(ge=1)]
-    size: tuple[NonNegative, NonNegative] | None
+    pages: list[tuple[Annotated[int, Meta(ge=1)], tuple[NonNegative, NonNegative] | None]]
     has_text: bool
 
 
-Job = PlanImage | PlanFile | MakeFeatures | ListPages | RenderPage
+Job = PlanImage | PlanFile | MakeFeatures | ListPages | RenderPages
 
 
 _PLAN_US = 1_000
@@ -102,9 +107,10 @@ def cost_us(job: Job) -> int:
             took_ns = _NS_A_FRAMES_PIXEL * width * height * num_frames + _NS_A_BYTE * file.nbytes
         case MakeFeatures(AudioHeader(num_channels=num_channels, num_frames=num_frames), file):
             took_ns = _NS_A_SAMPLE * num_channels * num_frames + _NS_A_BYTE * file.nbytes
-        case RenderPage(size=(width, height)):
-            took_ns = _NS_A_PAGES_PIXEL * width * height
-        case PlanFile(file=file) | ListPages(file=file) | RenderPage(file=file):
+        case RenderPages(file=file, pages=pages):
+            num_pixels = sum(size[0] * size[1] for _, size in pages if size is not None)
+            took_ns = _NS_A_PAGES_PIXEL * num_pixels or file.nbytes
+        case PlanFile(file=file) | ListPages(file=file):
             took_ns = file.nbytes
         case _:
             took_ns = 0
@@ -118,41 +124,64 @@ class Planned(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     plan: FeaturePlan
 
 
-class DocumentPages(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Pages of a document: the number of all, and the sizes of the listed ones in pixels."""
+class ListedPages(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Sizes in pixels of the listed pages of a document, or frames of a video, by their numbers."""
 
-    num_pages: NonNegative
-    sizes: list[tuple[NonNegative, NonNegative]]
+    sizes: dict[int, tuple[NonNegative, NonNegative]]
 
 
 PLAN_NBYTES = 64 << 10
-"""Space for a `Planned` or a `DocumentPages`; the unused part is released."""
+"""Space for a `Planned` or a `ListedPages`; the unused part is released."""
 
 _LENGTH = struct.Struct("<Q")
 
 
-def page_nbytes(image_nbytes: int, text_nbytes: int) -> int:
-    """Return the bytes of a rendered page: its image, its text, and the length of the image."""
-    return image_nbytes + text_nbytes + _LENGTH.size
+def pages_nbytes(pages: Iterable[tuple[int, int]]) -> int:
+    """Return the bytes of rendered pages, from those of the image and the text of each."""
+    return _LENGTH.size + sum(image + text + 2 * _LENGTH.size for image, text in pages)
 
 
-def write_page(image: bytes, text: bytes, block: memoryview) -> int:
-    """Write a rendered page into a block that is large enough; return its bytes."""
-    data = np.frombuffer(block, np.uint8)
-    at = 0
-    for piece in (image, text, _LENGTH.pack(len(image))):
+def write_pages(pages: Iterable[tuple[bytes, bytes]], block: memoryview) -> int:
+    """Write the images and texts of pages into a block, with their lengths and number behind them.
+
+    Returns:
+        The number of bytes.
+
+    Raises:
+        InternalError: The block is too small.
+    """
+    data, at = np.frombuffer(block, np.uint8), 0
+    lengths: list[int] = []
+
+    def write(piece: bytes) -> None:
+        nonlocal at
+        if at + len(piece) > len(data):
+            raise InternalError("pages are larger than their bound")
         np.copyto(data[at : at + len(piece)], np.frombuffer(piece, np.uint8))
         at += len(piece)
+
+    for page in pages:
+        for piece in page:
+            write(piece)
+            lengths.append(len(piece))
+    write(b"".join(_LENGTH.pack(each) for each in (*lengths, len(lengths))))
     return at
 
 
-def page_of(block: memoryview) -> tuple[memoryview, str]:
-    """Return the image of a rendered page, which is a PNG file or empty, and its text."""
+def pages_of(block: memoryview) -> list[tuple[InputRange, str]]:
+    """Return the location of each page's image in a block, a PNG file or empty, and its text."""
+    (number,) = _LENGTH.unpack(block[-_LENGTH.size :])
     end = len(block) - _LENGTH.size
-    (image_nbytes,) = _LENGTH.unpack(block[end:])
-    return block[:image_nbytes], str(block[image_nbytes:end], "utf-8")
+    lengths = [each for (each,) in _LENGTH.iter_unpack(block[end - number * _LENGTH.size : end])]
+    at, found = 0, []
+    for image_nbytes, text_nbytes in zip(lengths[::2], lengths[1::2], strict=True):
+        behind = at + image_nbytes + text_nbytes
+        text = str(block[at + image_nbytes : behind], "utf-8")
+        found.append((InputRange(at, image_nbytes), text))
+        at = behind
+    return found
 
 
 job_decoder = msgspec.msgpack.Decoder(Job)
 planned_decoder = msgspec.msgpack.Decoder(Planned)
-pages_decoder = msgspec.msgpack.Decoder(DocumentPages)
+pages_decoder = msgspec.msgpack.Decoder(ListedPages)

@@ -17,9 +17,10 @@ import numpy as np
 
 from afferent.config import Limits
 from afferent.errors import AfferentError, InternalError, InvalidMedia, MediaTooLarge
-from afferent.media.decode import audio, page, pdf, pillow, tiff
+from afferent.media.decode import audio, frames, page, pdf, pillow, tiff
 from afferent.media.decode.audio import decode_audio, probe_audio
 from afferent.media.decode.image import decode_image, read_image_header
+from afferent.media.decode.page import RenderedPage
 from afferent.media.decode.video import open_video
 from afferent.media.decoded import Media
 from afferent.media.families.reencoded import ReencodedFamily
@@ -28,18 +29,17 @@ from afferent.media.headers.document_format import DocumentFormat, document_form
 from afferent.media.headers.probe import AudioHeader, ImageHeader, MediaHeader, VideoHeader
 from afferent.media.workers import sandbox
 from afferent.media.workers.jobs import (
-    DocumentPages,
     InputRange,
     Job,
+    ListedPages,
     ListPages,
     MakeFeatures,
     PlanFile,
     PlanImage,
     Planned,
-    RenderPage,
+    RenderPages,
     job_decoder,
-    page_nbytes,
-    write_page,
+    write_pages,
 )
 from afferent.store.block import codec
 from afferent.store.client.daemon_store import DaemonStore
@@ -50,6 +50,7 @@ log = logging.getLogger(__name__)
 
 _PAGE_TIMES = 2
 """Limit of a page's job, in times of the limit for its rendering."""
+_MOST_NOTED = 8
 _LAZY = ("av.subtitles.codeccontext", "av.subtitles.stream", "numpy.fft", "numpy.ma")
 
 
@@ -145,39 +146,46 @@ class Worker:
                 with self._open(header, raw, spans) as media:
                     return self._process(self._bounded(max_pixels), media, block, spans)
 
-            case ListPages(file, first, last, dpi):
-                self._allow_page()
+            case ListPages(is_video, file):
+                if not is_video:
+                    self._allow_page()
                 with self._span("list_pages", spans):
-                    raw = self._file(order, file)
-                    num_pages, sizes = _reader_of(raw).page_sizes(
-                        raw,
-                        first=first,
-                        last=last,
-                        dpi=dpi,
-                        limits=self._limits,
-                    )
-                return _write(DocumentPages(num_pages, sizes), block)
-            case RenderPage(file, number, size, has_text):
-                self._allow_page()
-                with self._span("render", spans, note=f"page {number}"):
-                    raw = self._file(order, file)
-                    rendered = _reader_of(raw).render_page(
-                        *(raw, number, size),
-                        has_text=has_text,
-                        limits=self._limits,
-                    )
-                    if page_nbytes(len(rendered.image), len(rendered.text)) > len(block):
-                        raise InternalError("a page is larger than its bound")
-                    return write_page(rendered.image, rendered.text, block)
+                    return _write(ListedPages(self._listed(job, self._file(order, file))), block)
+            case RenderPages(is_video, file, pages):
+                if not is_video:
+                    self._allow_page()
+                numbers = ", ".join(str(number) for number, _ in pages[:_MOST_NOTED])
+                with self._span("render", spans, note=f"page {numbers}"):
+                    rendered = self._rendered(job, self._file(order, file))
+                    return write_pages(((each.image, each.text) for each in rendered), block)
 
     def _allow_page(self) -> None:
-        """Limit the processor time of a job for a page.
+        """Limit the processor time of a job for a document's page.
 
         Rendering ends itself in time; the kernel ends a worker whose page takes long to parse.
         """
         seconds = _PAGE_TIMES * self._limits.max_page_s
         if self._has_own_process:
             sandbox.allow_cpu(min(self._item_cpu_s, seconds))
+
+    def _listed(self, job: ListPages, raw: memoryview) -> dict[int, tuple[int, int]]:
+        """Return the sizes of the pages or frames that a job lists, by their numbers."""
+        if job.is_video:
+            return frames.frame_sizes(raw, self._limits)
+        _, sizes = _reader_of(raw).page_sizes(
+            raw, first=job.first, last=job.last, dpi=job.dpi, limits=self._limits
+        )
+        return dict(enumerate(sizes, job.first))
+
+    def _rendered(self, job: RenderPages, raw: memoryview) -> Iterator[RenderedPage]:
+        """Yield the pages or frames of a job, one at a time."""
+        if job.is_video:
+            sized = [(number, size) for number, size in job.pages if size is not None]
+            yield from frames.render_frames(raw, sized, self._limits)
+            return
+        reader = _reader_of(raw)
+        for number, size in job.pages:
+            yield reader.render_page(raw, number, size, has_text=job.has_text, limits=self._limits)
 
     def _file(self, order: Order, file: InputRange) -> memoryview:
         whole = self._store.block(order.inputs[0])
@@ -252,7 +260,7 @@ def _reader_of(data: memoryview) -> ModuleType:
     return tiff if document_format_of(data) is DocumentFormat.TIFF else pdf
 
 
-def _write(record: Planned | DocumentPages, block: memoryview) -> int:
+def _write(record: Planned | ListedPages, block: memoryview) -> int:
     data = encode(record)
     if len(data) > len(block):
         raise InternalError("a plan is too long")
