@@ -170,6 +170,10 @@ def test_a_document_stays_in_a_conversation_with_an_id(
         for number in (1, 3)
     ]
     assert answers == ["a red circle", "a yellow triangle"]
+    listed: Any = client.conversations.items.list(conversation.id, order="asc").data[0]
+    (part,) = listed.model_dump(exclude_unset=True)["content"]
+    again = in_responses(server, question(3), **part)
+    assert again.output_text == "a yellow triangle"
 
 
 def test_text_of_a_document_reaches_the_model(server: Server) -> None:

@@ -281,7 +281,7 @@ def test_a_conversation_by_its_id(
     said = {"role": "assistant", "content": "a yellow triangle"}
     whole = client.responses.input_tokens.count(model="shapes", input=[*messages, said, *asked])
     assert counted.input_tokens == whole.input_tokens
-    page = client.conversations.items.list(conversation.id, order="asc")
+    page: Any = client.conversations.items.list(conversation.id, order="asc")
     assert contents(page) == [
         ["input_image", "This is picture 1."],
         ["What is in picture 1?"],
@@ -289,6 +289,15 @@ def test_a_conversation_by_its_id(
         ["input_image", "What is in picture 2?"],
         ["a yellow triangle"],
     ]
+    # Listed items can be sent: the images by the names of their bytes.
+    listed = [item.model_dump(exclude_unset=True) for item in page]
+    again = create(client, [*listed, *turn("What is in picture 2?")], store=False)
+    assert again.output_text == "a yellow triangle"
+    assert server.metrics()[made] == before + 1
+    listed[0]["content"][0]["image_url"] = "blake3:" + 64 * "0"
+    with pytest.raises(openai.ConflictError) as caught:
+        create(client, listed)
+    assert caught.value.code == "media_not_cached"
     wait_until(lambda: server.metric("afferent_arena_pinned_bytes") == 0)
 
 

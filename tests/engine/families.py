@@ -578,7 +578,8 @@ def make_qwen2_5_omni(folder: Path) -> None:
 def make_qwen3_omni(folder: Path) -> None:
     """Make the thinker of a Qwen3-Omni, which has experts."""
     thinker = {
-        "vision_config": {**QWEN["qwen3"][2], "depth": 3, "num_heads": 2, "image_size": 128},
+        "vision_config": {**QWEN["qwen3"][2], "depth": 3, "num_heads": 2, "image_size": 128}
+        | {"apply_vit_abs_pos_embed": True},  # vLLM reads it from every folder
         "audio_config": {"downsample_hidden_size": 16, "n_window_infer": 200},
     }
     _make_omni(

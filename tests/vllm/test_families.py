@@ -19,7 +19,7 @@ from tests.media_files import make_audio, make_video, tone
 from tests.server import Server
 from tests.vllm.models_page import read_table
 from tests.vllm.servers import Stock, run_inside
-from tests.vllm.tiny_models import BOTH, BY_BYTES, CLIPS, FILMS, IMAGES, NOT_ASKED, widen_heads
+from tests.vllm.tiny_models import BOTH, BY_BYTES, CLIPS, FILMS, IMAGES, widen_heads
 
 pytestmark = pytest.mark.vllm
 
@@ -148,7 +148,7 @@ CASES = [
 CASES_BY_BYTES = [(make, ask_upright, {"image"}, '{"image":4}') for make in BY_BYTES.values()]
 
 
-PROCESSED: Final = {**IMAGES, **CLIPS, **BOTH, **NOT_ASKED}
+PROCESSED: Final = {**IMAGES, **CLIPS, **BOTH}
 
 
 @pytest.mark.parametrize("make", PROCESSED.values(), ids=PROCESSED)

@@ -242,9 +242,6 @@ FILMS: dict[str, Callable[[Path], None]] = {
 }
 BOTH: dict[str, Callable[[Path], None]] = {
     "qwen2_5_omni": _with_audio(families.make_qwen2_5_omni),
-}
-NOT_ASKED: dict[str, Callable[[Path], None]] = {
     "qwen3_omni": _with_audio(families.make_qwen3_omni),
 }
-"""Models whose answers were not compared yet, but only the encoder's inputs."""
 CLIPS: dict[str, Callable[[Path], None]] = {"qwen2_audio": _with_audio(families.make_qwen2_audio)}

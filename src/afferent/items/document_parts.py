@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from afferent.errors import InvalidRequest
 from afferent.files.stored_file import StoredFile
-from afferent.items.request import ALL_PAGES, Detail, DocumentPart, PageRange
+from afferent.items.request import ALL_PAGES, Detail, DocumentPart, PageRange, SeenMedia
 from afferent.media.body.raw import RawMedia
 
 _MOST: Final = 1_000_000
@@ -27,7 +27,7 @@ Dpi = Annotated[int, Meta(ge=LEAST_DPI, le=MOST_DPI)]
 
 
 def document(
-    source: str | RawMedia | StoredFile,
+    source: str | RawMedia | SeenMedia | StoredFile,
     where: str,
     *,
     pages: Pages | None = None,
@@ -37,7 +37,7 @@ def document(
     """Return a document with the pages that a client has chosen.
 
     Args:
-        source: Its bytes, a stored file, or its URL, whose fragment may choose them.
+        source: Its bytes, their digest, a stored file, or its URL, whose fragment may choose them.
         where: Location of the part in the request.
 
     Raises:

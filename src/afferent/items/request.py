@@ -57,6 +57,10 @@ class PageRange:
     first: int = 1
     last: int = 0
 
+    def __str__(self) -> str:
+        """Return the range as clients write it."""
+        return str(self.first) if self.first == self.last else f"{self.first}-{self.last or ''}"
+
 
 ALL_PAGES: Final = PageRange()
 

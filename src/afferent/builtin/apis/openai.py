@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -14,7 +15,7 @@ from afferent.errors import InvalidRequest
 from afferent.files.stored_file import StoredFile
 from afferent.items import document_parts
 from afferent.items.file_kinds import kind_of_file, kind_of_name, kind_of_stored, known_kind
-from afferent.items.request import Detail, DocumentPart, MediaPart
+from afferent.items.request import Detail, DocumentPart, MediaPart, SeenMedia
 from afferent.media.body.cutter import MediaKeys
 from afferent.media.body.raw import RawMedia
 from afferent.media.body.received import ReceivedBody
@@ -30,6 +31,7 @@ size.
 
 ImageDetail = Detail | Literal["original"]
 """Detail of an image; ``original`` has no limit but the model's own, which ``auto`` has, too."""
+_NAME: Final = re.compile(r"blake3:([0-9a-f]{64})")
 Stops = Stop | Annotated[list[Stop], Meta(max_length=4)]
 
 
@@ -59,7 +61,7 @@ def read_file(
         FileNotFound: There is no file with its id.
     """
     source = only(where, file_data=file.file_data, file_url=file.file_url, file_id=file.file_id)
-    given: str | RawMedia | StoredFile = media.pop(source, source)
+    given: str | RawMedia | SeenMedia | StoredFile = source_of(source, media)
     kind: FileKind
     if file.file_id is not None:
         given = body.files.find(source, f"{where}.file_id")
@@ -74,6 +76,20 @@ def read_file(
             *(given, where), pages=file.pages, dpi=file.dpi, detail=file.detail
         )
     return MediaPart(kind, given, file.detail or "auto")
+
+
+def source_of(url: str, media: dict[str, RawMedia]) -> str | RawMedia | SeenMedia:
+    """Return the media behind a URL: those of the body, which are removed from ``media``, those
+    that the server has under this name (`name_of`), or else the URL.
+    """
+    if (named := _NAME.fullmatch(url)) is not None:
+        return SeenMedia(bytes.fromhex(named[1]))
+    return media.pop(url, url)
+
+
+def name_of(digest: bytes) -> str:
+    """Return the name of known media, which a request may send in place of their URL."""
+    return f"blake3:{digest.hex()}"
 
 
 def _media_type(url: str, body: ReceivedBody, where: str) -> str:

@@ -205,7 +205,7 @@ class Pipeline:
             InvalidRequest: Something in the request is invalid.
             Unavailable: Try again.
         """
-        digests, _, _ = await self._make_known(request, own)
+        digests, _, _ = await self._make_known(self._with_frames(request), own)
         return digests
 
     async def make_known_and_count(

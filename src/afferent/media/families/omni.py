@@ -147,7 +147,7 @@ ENTRY = Entry(
     describe=describe,
     engine=EngineFacts(
         position_features=frozenset({"image_grid_thw", _LENGTHS}),
-        compared_with={"vllm": ("qwen2_5_omni",)},
+        compared_with={"vllm": _TYPES},
         encoder_inputs={"vllm": _inputs_of_vllm},
     ),
 )

@@ -7,12 +7,12 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from afferent.builtin.apis.parts_json import part_json
 from afferent.builtin.apis.realtime.schema import AUDIO_RATE_HZ
 from afferent.builtin.pipeline.call import Answer
 from afferent.builtin.pipeline.live_session import LiveItem, Settings
-from afferent.builtin.pipeline.request import Usage
+from afferent.builtin.pipeline.request import Part, TextPart, Usage
 from afferent.errors import AfferentError, Unavailable
+from afferent.items.request import MediaPart
 from afferent.proxy.dialects import OpenAIDialect
 from afferent.proxy.responses import new_id
 
@@ -101,8 +101,18 @@ def item_json(item: LiveItem) -> dict[str, Any]:
         "type": "message",
         "role": message.role,
         "status": item.status,
-        "content": [part_json(part, message.role) for part in message.parts],
+        "content": [_part_json(part, message.role) for part in message.parts],
     }
+
+
+def _part_json(part: Part, role: str) -> dict[str, Any]:
+    match part:
+        case TextPart(text):
+            return {"type": "output_text" if role == "assistant" else "input_text", "text": text}
+        case MediaPart(modality, _, detail):
+            kind = f"input_{modality}"
+            return {"type": kind, "detail": detail} if kind == "input_image" else {"type": kind}
+    raise TypeError(f"a {type(part).__name__} is no part of an item")
 
 
 class ResponseEvents:

@@ -181,7 +181,7 @@ class _Reader:
         detail = openai.detail_of(part.detail)
         if part.file_id is not None:
             return MediaPart(Modality.IMAGE, self._body.files.find(url, f"{where}.file_id"), detail)
-        return MediaPart(Modality.IMAGE, self.media.pop(url, url), detail)
+        return MediaPart(Modality.IMAGE, openai.source_of(url, self.media), detail)
 
 
 def _call_id(item: InputItem, where: str) -> str:
