@@ -41,6 +41,7 @@ November 2026 (`make test-clients ARGS=--vllm`). Each program covers these featu
 - **forced**: such an object as the arguments of a tool that the model has to call. Some clients
   have this way of structured output beside a schema, or by default;
 - **tool**: the model calls a function, and answers with its result;
+- **session**: a conversation that the server keeps. Few clients have it;
 - **usage**: the number of tokens of question and answer;
 - **errors**: the server's message about an invalid request, in the client's own exception.
 
@@ -93,10 +94,11 @@ def _table() -> Iterable[str]:
 
 
 def _cell(client: Client, lacks: Mapping[str, str]) -> str:
-    missing = [each for each in lacks if each != OPTIONAL]
+    missing = [each for each in lacks if each not in OPTIONAL]
     usual = f"all but {', '.join(missing)}" if missing else "all"
-    has_optional = OPTIONAL in client.parts()[1] and OPTIONAL not in lacks
-    return f"{usual}, {OPTIONAL}" if has_optional else usual
+    sections = client.parts()[1]
+    extra = [each for each in OPTIONAL if each in sections and each not in lacks]
+    return ", ".join([usual, *extra])
 
 
 def _missing() -> Iterable[str]:

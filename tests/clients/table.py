@@ -19,9 +19,13 @@ PROGRAMS: Final = Path(__file__).parent / "programs"
 URL: Final = "http://127.0.0.1:8000"
 """The URL of the server in the programs."""
 
-FEATURES: Final = ("text", "image", "stream", "structured", "forced", "tool", "usage", "errors")
-OPTIONAL: Final = "forced"
-"""The feature that only some programs have: a second way of structured output."""
+FEATURES: Final = (
+    *("text", "image", "stream", "structured", "forced", "tool", "session", "usage", "errors"),
+)
+OPTIONAL: Final = ("forced", "session")
+"""Features that only some programs have: a second way of structured output, and conversations that
+the server keeps.
+"""
 
 _SECTION: Final = re.compile(rf"^(?:#|//) ({'|'.join(FEATURES)})\n", re.MULTILINE)
 
@@ -188,6 +192,7 @@ CLIENTS: Final = (
         program="openai_agents_responses.py",
         api="Responses",
         environment="openai-agents",
+        lacks_before_vllm={"session": "vLLM has no Conversations API"},
     ),
     Client(
         title="AutoGen",

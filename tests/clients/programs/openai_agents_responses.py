@@ -3,7 +3,14 @@ import base64
 from pathlib import Path
 from typing import Literal
 
-from agents import Agent, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
+from agents import (
+    Agent,
+    OpenAIConversationsSession,
+    OpenAIResponsesModel,
+    Runner,
+    function_tool,
+    set_tracing_disabled,
+)
 from openai import AsyncOpenAI, NotFoundError
 from pydantic import BaseModel
 
@@ -12,10 +19,13 @@ data = base64.b64encode(Path("docs/pictures/one.jpg").read_bytes()).decode()
 picture = {"type": "input_image", "image_url": f"data:image/jpeg;base64,{data}", "detail": "auto"}
 
 
-def agent(model="shapes", **settings):
+def connected():
     # A client serves one loop of asyncio.
-    client = AsyncOpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
-    return Agent("Viewer", model=OpenAIResponsesModel(model, client), **settings)
+    return AsyncOpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
+
+
+def agent(model="shapes", **settings):
+    return Agent("Viewer", model=OpenAIResponsesModel(model, connected()), **settings)
 
 
 def ask(text):
@@ -62,6 +72,18 @@ def report_colour(colour: str) -> str:
 
 task = ask("Report the colour of the picture.")
 print(Runner.run_sync(agent(tools=[report_colour]), task).final_output)
+
+
+# session
+async def two_turns():
+    # The session lists the items before each turn: the picture comes back as its name.
+    session = OpenAIConversationsSession(openai_client=connected())
+    first = await Runner.run(agent(), question, session=session)
+    second = await Runner.run(agent(), "What is in picture 1?", session=session)
+    print(first.final_output, second.final_output, len(await session.get_items()), sep=", ")
+
+
+asyncio.run(two_turns())
 
 # usage
 usage = answer.context_wrapper.usage
