@@ -2,8 +2,9 @@
 
 Processor time of all processes of each side, for a short text and for an image of 5 MB of base64,
 sent one after the other to eight replicas that only read. Each image comes three times; a gateway
-with names sends its repeats without data. Baselines: a proxy in Python that streams
-and hashes the first 64 KiB of the image, and HAProxy, if it is installed, by round robin.
+with names sends its repeats without data, and one that streams sends an image while it arrives.
+Baselines: a proxy in Python that streams and hashes the first 64 KiB of the image, and HAProxy, if
+it is installed, by round robin.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from benchmarks.record import BusyMeter, Goal, Report, Row, alternate
 from tests.images import encoded, photo
 
 QUESTION = "What does a request cost in a gateway?"
-_SIDES = ("gateway", "named", "control", "haproxy")
+_SIDES = ("gateway", "named", "streamed", "control", "haproxy")
 COLUMNS = ("body", *(f"{side}_ms" for side in _SIDES), *(f"{side}_hits" for side in _SIDES))
 _NUM_REPLICAS, _NUM_REPEATS = 8, 3
 _CASES = {"text": (200, 200), "image": (20, 5)}
@@ -89,7 +90,7 @@ class _Side:
 
 
 def num_steps(*, quick: bool) -> int:
-    return len(_CASES) * (_num_samples(quick=quick) + 1) * (4 if shutil.which("haproxy") else 3)
+    return len(_CASES) * (_num_samples(quick=quick) + 1) * (5 if shutil.which("haproxy") else 4)
 
 
 def _num_samples(*, quick: bool) -> int:
@@ -102,6 +103,7 @@ def run(*, quick: bool, after_sample: Callable[[], None]) -> Report:
         sides = {
             "gateway": stack.enter_context(_afferent(urls)),
             "named": stack.enter_context(_afferent(urls, "--engine-names", "afferent")),
+            "streamed": stack.enter_context(_afferent(urls, "--engine-stream-nbytes", "1MiB")),
             "control": stack.enter_context(_hashing(urls)),
         }
         if shutil.which("haproxy"):

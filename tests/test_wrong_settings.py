@@ -136,6 +136,10 @@ WRONG = [
     flags("--engine vllm --engine-url http://a:1", "--engine-url", "--store-path"),
     flags("--engine openai", "--engine openai needs --engine-url"),
     flags("--engine openai --engine-url http://a/v1", "--engine-url http://a/v1", "http://HOST"),
+    flags(
+        "--engine openai --engine-url http://a --engine-names vllm --engine-stream-nbytes 1MiB",
+        "--engine-stream-nbytes and --engine-names",
+    ),
     flags("--engine openai --engine-url http://a --engine-ca /nope", "--engine-ca /nope"),
     flags(
         "--engine openai --engine-url http://a --engine-image-formats png --engine-convert-to jpeg",

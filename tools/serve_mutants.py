@@ -19,6 +19,7 @@ _ITEMS_TESTS = ("tests/builtin/test_items.py",)
 _LIMIT_TESTS = ("tests/builtin/test_body.py::test_each_item_has_a_limit_of_its_own",)
 _METRICS_TESTS = ("tests/telemetry/test_metrics.py",)
 _NAMES_TESTS = ("tests/builtin/test_names.py",)
+_STREAM_TESTS = ("tests/proxy/test_body_stream.py",)
 _PIPELINE, _PIPELINE_TESTS = "builtin/pipeline/pipeline.py", ("tests/builtin/test_pipeline.py",)
 _PROMPT_TESTS = ("tests/builtin/test_prompt.py",)
 _REASON_TESTS = ("tests/builtin/test_chat.py::test_an_answer_says_why_it_ended",)
@@ -384,5 +385,33 @@ SERVE_MUTANTS: Final = (
         old="self._num_later += num_tokens",
         new="self._num_later += 1",
         tests=_METRICS_TESTS,
+    ),
+    Mutant(
+        what="a replica gets the end of a body before the check",
+        file="proxy/body_stream.py",
+        old="        self._release_held()\n        self._held = chunk\n",
+        new="        self._held = chunk\n        self._release_held()\n",
+        tests=_STREAM_TESTS,
+    ),
+    Mutant(
+        what="a body that has to be changed is complete as it came",
+        file="proxy/inline_stage.py",
+        old="return _tokens(text) == _tokens(written)",
+        new="return True",
+        tests=("tests/proxy/test_inlined_body.py",),
+    ),
+    Mutant(
+        what="a body goes to the replica of another item",
+        file="proxy/body_stream.py",
+        old=" or placement != self._placement",
+        new="",
+        tests=_STREAM_TESTS,
+    ),
+    Mutant(
+        what="a body that waits keeps its replica",
+        file="proxy/body_stream.py",
+        old="call_later(_GRACE_S, self.close)",
+        new="call_later(60, self.close)",
+        tests=_STREAM_TESTS,
     ),
 )

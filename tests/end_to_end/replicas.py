@@ -52,6 +52,14 @@ class Replica:
     """Whether it accepts requests, and never answers."""
     hangs_up: bool = False
     """Whether it closes the connection in place of an answer."""
+    hangs_up_early: bool = False
+    """Whether it closes the connection in the middle of a request."""
+    answers_early: bool = False
+    """Whether it refuses a request in its middle."""
+    arrived_nbytes: int = 0
+    """Bytes of bodies that have arrived, also of those that broke off."""
+    num_arriving: int = 0
+    """Requests whose body has not arrived yet."""
     breaks_off: bool = False
     """Whether it closes the connection in the middle of an answer."""
     items: dict[str, Any] = field(default_factory=dict)
@@ -72,6 +80,8 @@ class Replica:
         self.unknown_name = 409
         self.status = self.health = 200
         self.is_frozen = self.hangs_up = self.breaks_off = False
+        self.hangs_up_early = self.answers_early = False
+        self.arrived_nbytes = 0
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if self.is_frozen:
@@ -79,13 +89,32 @@ class Replica:
         if request.path == "/health":
             return web.Response(status=self.health)
         headers = {name.lower(): value for name, value in request.headers.items()}
-        got = Got(request.path, headers, await request.read())
+        body = await self._arrived(request)
+        if body is None:
+            return web.json_response({"error": {"message": "too large"}}, status=413)
+        got = Got(request.path, headers, body)
         self.got.append(got)
         self.num_running += 1
         try:
             return await self._answer(request, got)
         finally:
             self.num_running -= 1
+
+    async def _arrived(self, request: web.Request) -> bytes | None:
+        """Return the whole body; ``None`` if this server has refused it in its middle."""
+        body = bytearray()
+        self.num_arriving += 1
+        try:
+            async for chunk in request.content.iter_any():
+                body += chunk
+                self.arrived_nbytes += len(chunk)
+                if self.hangs_up_early and request.transport is not None:
+                    request.transport.abort()
+                if self.answers_early:
+                    return None
+            return bytes(body)
+        finally:
+            self.num_arriving -= 1
 
     def _resolve(self, body: Any) -> bool:
         """Put known items in place of names that stand alone; return whether all are known."""

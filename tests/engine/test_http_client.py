@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,102 @@ def test_body_that_is_streamed_is_not_sent_again(replicas: Replicas) -> None:
         (await favourite(client, replicas)).hangs_up = True
         with pytest.raises(EngineUnavailable):
             await asked(client, request(Body().chunks()))
+
+    run(replicas, life)
+
+
+class Arriving(Body):
+    """Body of which the second half arrives later, or never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rest: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        yield BODY[:10]
+        yield await self.rest
+
+
+def running(client: HttpClient) -> int:
+    return sum(each.num_running for each in client._placement.replicas)
+
+
+def test_request_that_has_begun_is_not_sent_again(replicas: Replicas) -> None:
+    async def life(client: HttpClient) -> None:
+        bad, ends = await favourite(client, replicas), list[bool]()
+        body = Arriving()
+        begun = client.begin(request(body, more="x"), lambda: ends.append(True))
+        await until(lambda: bad.arrived_nbytes > len(BODY))
+        assert (running(client), ends) == (1, [])
+        body.rest.set_result(BODY[10:])
+        whole = Body()
+        status, text = await asked(client, replace(request(whole), begun=begun))
+        assert (status, whole.num_sent, ends) == (200, 0, [True])
+        assert bad.name.encode() in text
+        (got,) = bad.got
+        assert (got.body, got.headers["more"]) == (BODY, "x")
+        assert running(client) == 0
+
+    run(replicas, life)
+
+
+@pytest.mark.parametrize("failure", ["status", "hangs_up"])
+def test_request_that_has_begun_and_fails_goes_to_another_server(
+    replicas: Replicas, failure: str
+) -> None:
+    async def life(client: HttpClient) -> None:
+        bad = await favourite(client, replicas)
+        before = RETRIES.labels().values[0]
+        bad.status, bad.hangs_up = (503, False) if failure == "status" else (200, True)
+        body, whole = Arriving(), Body()
+        body.rest.set_result(BODY[10:])
+        begun = client.begin(request(body), lambda: None)
+        status, _ = await asked(client, replace(request(whole), begun=begun))
+        assert (status, whole.num_sent, len(bad.got)) == (200, 1, 1)
+        assert RETRIES.labels().values == [before + 1]
+        assert running(client) == 0
+
+    run(replicas, life)
+
+
+def test_request_that_is_closed_before_its_end_is_none(replicas: Replicas) -> None:
+    async def life(client: HttpClient) -> None:
+        bad, ends = await favourite(client, replicas), list[bool]()
+        begun = client.begin(request(Arriving()), lambda: ends.append(True))
+        await until(lambda: bad.arrived_nbytes > len(BODY))
+        begun.close()
+        begun.close()
+        assert running(client) == 0
+        await until(lambda: bad.num_arriving == 0)
+        assert (bad.got, ends) == ([], [True])
+        assert (await asked(client, request()))[0] == 200  # by another connection
+        assert [got.body for got in bad.got] == [BODY]
+
+    run(replicas, life)
+
+
+def test_answer_before_the_end_of_a_body_closes_the_connection(replicas: Replicas) -> None:
+    async def life(client: HttpClient) -> None:
+        bad, ends = await favourite(client, replicas), list[bool]()
+        bad.answers_early = True
+        begun = client.begin(request(Arriving()), lambda: ends.append(True))
+        await until(lambda: bool(ends))
+        begun.close()
+        bad.answers_early = False
+        assert (await asked(client, request()))[0] == 200
+        assert [got.body for got in bad.got] == [BODY]
+
+    run(replicas, life)
+
+
+def test_request_begins_only_while_a_server_is_ready(replicas: Replicas) -> None:
+    async def life(client: HttpClient) -> None:
+        for each in replicas.all:
+            each.health = 503
+        await until(lambda: not client.is_ready)
+        with pytest.raises(EngineUnavailable):
+            client.begin(request(Arriving()), lambda: None)
+        assert running(client) == 0
 
     run(replicas, life)
 

@@ -47,6 +47,15 @@ def test_without_tenants_and_media_nothing_changes(fields: dict[str, Any], path:
     assert ALONE.write(body, path, tenant="", has_media=False) == body
 
 
+@pytest.mark.parametrize("path", [*sorted(SALTED), *sorted(MEMORYLESS)])
+@pytest.mark.parametrize("has_media", [False, True])
+def test_bodies_that_are_written_are_known_before(path: str, has_media: bool) -> None:
+    unsalted = Tenancy(has_tenants=True, secret=b"secret", has_salt=False)
+    for tenancy in (APART, ALONE, unsalted):
+        changed = tenancy.write(b"{}", path, tenant="a", has_media=has_media) != b"{}"
+        assert tenancy.writes(path, has_media=has_media) == changed
+
+
 @given(fields=st.dictionaries(st.text(max_size=8), _JSON))
 def test_with_tenants_a_body_without_the_fields_keeps_its_bytes(fields: dict[str, Any]) -> None:
     fields = {key: value for key, value in fields.items() if key != "cache_salt"}

@@ -46,6 +46,14 @@ class NamedBody(RepeatableBody, Protocol):
         ...
 
 
+class BegunRequest(Protocol):
+    """Request that a server gets while its body arrives."""
+
+    def close(self) -> None:
+        """Close the connection, unless the answer has ended."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamRequest:
     """Request as it is forwarded.
@@ -56,6 +64,8 @@ class UpstreamRequest:
         headers: Headers without those about the client's connection.
         body: The whole body, or its pieces.
         placement: Requests with the same value share results in a server's caches; empty for none.
+        begun: The same request, of which a server has got the body already. If it fails, the body
+            goes to another server.
     """
 
     method: str
@@ -63,6 +73,7 @@ class UpstreamRequest:
     headers: Headers
     body: bytes | RepeatableBody | AsyncIterator[bytes]
     placement: bytes = b""
+    begun: BegunRequest | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +160,12 @@ class Upstream(Protocol):
         """
 
     @property
+    def min_streamed_nbytes(self) -> int:
+        """Size of the smallest body that it gets while the body arrives; 0: it gets none so. Only
+        where it reads no arena.
+        """
+
+    @property
     def takes_any_file(self) -> bool:
         """Whether it decodes images of formats whose headers are unknown here."""
 
@@ -183,6 +200,19 @@ class Upstream(Protocol):
 
     def sign(self, reference: Reference) -> str:
         """Return the URL that replaces an item in a request's body."""
+        ...
+
+    def begin(self, request: UpstreamRequest, on_end: Callable[[], None]) -> BegunRequest:
+        """Begin to send a request whose body still arrives, to one server.
+
+        The caller passes the result to `forward`, with the whole body, or closes it.
+
+        Args:
+            on_end: Called when the server answers, or has failed.
+
+        Raises:
+            EngineUnavailable: The upstream is not running; retryable.
+        """
         ...
 
     def forward(self, request: UpstreamRequest) -> AbstractAsyncContextManager[UpstreamAnswer]:

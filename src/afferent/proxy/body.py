@@ -77,12 +77,31 @@ class BodyReader:
         self._digests: dict[int, bytes] = {}  # of items that were looked up
         self._left_out: dict[int, RawMedia] = {}
 
-    async def read(self, request: Request) -> ReceivedBody:
+    def first_item(self, nbytes: int) -> tuple[str, bytes] | None:
+        """Return the text before the base64 of the first item, and its first ``nbytes`` bytes.
+
+        Returns:
+            ``None`` until the bytes, or all bytes of the item, are in the arena.
+        """
+        if self._buffer.is_on_heap:
+            return None
+        if self._sink.parts:
+            nbytes = min(nbytes, self._sink.parts[0][1])
+        elif self._buffer.nbytes < nbytes:
+            return None
+        return self._cutter.first_head, self._buffer.copy(0, nbytes)
+
+    async def read(
+        self, request: Request, follow: Callable[[bytes], Awaitable[None]] | None = None
+    ) -> ReceivedBody:
         """Read the whole body.
 
         If the length was announced and the media exceed the heap limit, they wait once in a fair
         queue. Media of other bodies are refused if there is no space. After the wait, the body must
         arrive fast enough, as it blocks other requests.
+
+        Args:
+            follow: Called with each chunk, once it is in the arena or in the JSON.
 
         Raises:
             BodyTooLarge: More than the limits allow, with its media or without.
@@ -93,7 +112,7 @@ class BodyReader:
             StoreFull: There is no space for the media now.
             DeadlineExceeded: The space was not available in time.
         """
-        announced = _announced_nbytes(request)
+        announced = announced_nbytes(request)
         may_leave_out = self._knows is not None and _is_longer(announced, self._limits)
         if not may_leave_out:
             self._check_size(announced or 0)
@@ -113,6 +132,8 @@ class BodyReader:
                     await self._leave_out_known()
                     self._check_size(self._num_cut - self._num_known)
                 await pace.rest()
+            if follow is not None:
+                await follow(chunk)
         cut = self._cutter.finish()
         check_encoding(cut.json)
         for _ in check_keys(cut.json):
@@ -265,6 +286,7 @@ def _is_longer(announced: int | None, limits: RequestLimits) -> bool:
     return announced is not None and most < announced <= _MOST_KNOWN_TIMES * most
 
 
-def _announced_nbytes(request: Request) -> int | None:
+def announced_nbytes(request: Request) -> int | None:
+    """Return the length that a request announces for its body, if it does."""
     length = request.headers.get("content-length", "")
     return int(length) if length.isdecimal() else None

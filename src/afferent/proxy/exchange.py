@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from starlette.requests import ClientDisconnect, Request
@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from afferent.admission.gate import Gate
 from afferent.admission.shares import Share
 from afferent.engines.upstream import (
+    BegunRequest,
     Headers,
     RepeatableBody,
     Upstream,
@@ -30,7 +31,8 @@ from afferent.proxy import counting, media_locations
 from afferent.proxy.answer_headers import with_report
 from afferent.proxy.app_settings import AppSettings
 from afferent.proxy.auth import Access
-from afferent.proxy.body import BodyReader
+from afferent.proxy.body import BodyReader, announced_nbytes
+from afferent.proxy.body_stream import BodyStream
 from afferent.proxy.dialects import DIALECTS, NONE, Dialect
 from afferent.proxy.http_server.exchange import hang_up
 from afferent.proxy.inline_stage import Inlined, InlineStage
@@ -74,6 +76,10 @@ class _Exchange:
     """Media handles in place of its media."""
     inlined: Inlined | None = None
     """Media that are written into the body."""
+    stream: BodyStream | None = None
+    """Transfer of the body while it arrives."""
+    begun: BegunRequest | None = None
+    """The request, if its whole body was sent while it arrived."""
     failure: Exception | None = None
     """Error of a body that was passed on while it arrived."""
 
@@ -93,6 +99,11 @@ class _Exchange:
     def placement(self) -> bytes:
         """See `UpstreamRequest.placement`."""
         return (self.inlined or self.referenced).placement
+
+    def end_stream(self) -> None:
+        """Close the connection of a body that was sent while it arrived."""
+        if self.stream is not None:
+            self.stream.close()
 
 
 class Passage:
@@ -136,7 +147,10 @@ class Passage:
             exchange = _Exchange(scope, request, send, own, api)
             try:
                 async with asyncio.timeout_at(own.deadline):
-                    await self._pass_on(exchange)
+                    try:
+                        await self._pass_on(exchange)
+                    finally:
+                        exchange.end_stream()
             except ClientDisconnect:
                 own.leave()
             except Exception as error:
@@ -155,23 +169,20 @@ class Passage:
             raise EngineUnavailable("the engine is not ready; try again")
         body: bytes | RepeatableBody | AsyncIterator[bytes] = b""
         if _is_json(request):
+            exchange.stream = self._stream_of(exchange)
             body = await self._refer(exchange)
+            if exchange.begun is None:
+                exchange.end_stream()
         elif "content-length" in request.headers or "transfer-encoding" in request.headers:
             trace.media = "unknown"
             body = self._streamed(exchange)
         trace.where = "engine"
         start_ns = time.monotonic_ns()
-        headers = self._access.headers_to_pass_on(
-            exchange.scope["headers"],
-            exchange.share,
-            is_gateway=not self._upstream.reads_arena,
-        )
-        passed = UpstreamRequest(
-            method=request.method,
-            target=target_of(exchange.scope),
-            headers=headers if trace.root is None else trace.root.carried(headers),
+        passed = replace(
+            self._request_of(exchange),
             body=body,
             placement=exchange.placement,
+            begun=exchange.begun,
         )
         try:
             async with self._upstream.forward(passed) as answer:
@@ -185,6 +196,35 @@ class Passage:
             if exchange.failure is not None:
                 raise exchange.failure from None
             raise
+
+    def _request_of(self, exchange: _Exchange) -> UpstreamRequest:
+        """Return the request as it is passed on now, without its body."""
+        trace = exchange.trace
+        headers = self._access.headers_to_pass_on(
+            exchange.scope["headers"],
+            exchange.share,
+            is_gateway=not self._upstream.reads_arena,
+        )
+        return UpstreamRequest(
+            method=exchange.request.method,
+            target=target_of(exchange.scope),
+            headers=headers if trace.root is None else trace.root.carried(headers),
+            body=b"",
+        )
+
+    def _stream_of(self, exchange: _Exchange) -> BodyStream | None:
+        """Return the transfer of a body while it arrives; ``None`` for a body that is short, that
+        is changed in any case, or of unknown length.
+        """
+        least, path = self._upstream.min_streamed_nbytes, path_of(exchange.request)
+        nbytes = announced_nbytes(exchange.request) or 0
+        if self._inline is None or not 0 < least <= nbytes or exchange.request.method != "POST":
+            return None
+        if self._tenancy.writes(path, has_media=False):
+            return None
+        limits = self._settings.limits_of(exchange.share)
+        placement_of = partial(self._inline.early_placement, limits=limits)
+        return BodyStream(self._upstream, self._request_of(exchange), nbytes, placement_of)
 
     async def _refer(self, exchange: _Exchange) -> bytes | RepeatableBody:
         """Return the body with media handles in place of its media, or with the media that the
@@ -200,7 +240,11 @@ class Passage:
             paths=media_locations.paths_at(path),
             knows=partial(self._stage.knows, exchange.id, tenant) if self._inline is None else None,
         )
-        body = await reader.read(exchange.request)
+        stream = exchange.stream
+        follow = None if stream is None else partial(stream.follow, reader)
+        body = await reader.read(exchange.request, follow)
+        if stream is not None:
+            stream.end()
         copied = sum(item.nbytes for item in body.media.values())
         trace.stage(start_ns, "read_body", copied_nbytes=copied, note=f"{body.nbytes} bytes")
         trace.media, trace.where = "none", "preprocess"
@@ -240,6 +284,8 @@ class Passage:
             reader.let_others_come()
             written = inlined.write(document)
             written = self._tenancy.write(written, path, tenant=tenant, has_media=False)
+            if stream is not None and inlined.is_as_received(document, body, written):
+                exchange.begun = stream.complete(inlined.placement)
             return inlined.body(media_locations.restore(written, others))
         exchange.referenced = await self._stage.refer(
             exchange.id, document, media, share=exchange.share, trace=trace

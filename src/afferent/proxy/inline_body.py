@@ -52,7 +52,12 @@ class InlineMedia:
     @property
     def head(self) -> str:
         """Begin of its ``data:`` URL."""
-        return f"data:{self.media_type};base64,"
+        return head_of(self.media_type)
+
+
+def head_of(media_type: str) -> str:
+    """Return the begin of a ``data:`` URL."""
+    return f"data:{media_type};base64,"
 
 
 class Markers:

@@ -13,27 +13,32 @@ import msgspec
 
 from afferent import keys
 from afferent.admission.shares import Share
+from afferent.config import RequestLimits
 from afferent.engines.upstream import Upstream
-from afferent.errors import UnsupportedMedia
+from afferent.errors import AfferentError, UnsupportedMedia
 from afferent.items.item import File, ReceivedItem, RequestItems
 from afferent.items.request import ItemRequest
 from afferent.items.stage import ItemStage
 from afferent.keys import PLACEMENT_NBYTES, placement_digest
+from afferent.media.body.cutter import ANY_MARKER
 from afferent.media.body.raw import RawMedia
+from afferent.media.body.received import ReceivedBody
 from afferent.media.families.reencoded import FILE, ReencodedFamily
 from afferent.media.headers.media_types import media_type_of
+from afferent.media.headers.probe import Accepted, probe_accepted
 from afferent.proxy.document_places import Place
-from afferent.proxy.inline_body import InlineBody, InlineMedia, Markers
+from afferent.proxy.inline_body import InlineBody, InlineMedia, Markers, head_of
 from afferent.proxy.media_locations import Document
 from afferent.proxy.reference_stage import WAYS
 from afferent.proxy.shown_documents import PageUse
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.trace import Trace
-from afferent.types import Handle, Modality
+from afferent.types import Handle, MiB, Modality
 
 _TAG: Final = b"afferent/item-name/v1"
 _FRAMES: Final = "video/jpeg"
+_MAX_COMPARED_NBYTES: Final = MiB
 
 
 class Inlined:
@@ -67,6 +72,24 @@ class Inlined:
         if item.name:
             return self._markers.whole(index)
         return self._markers[index] if place.is_bare else item.head + self._markers[index]
+
+    def is_as_received(self, document: Document, body: ReceivedBody, written: bytes) -> bool:
+        """Whether a JSON with markers stands for the body as it was received. Blanks between tokens
+        make no difference.
+        """
+        if len(body.json) > _MAX_COMPARED_NBYTES:
+            return False
+        received: dict[bytes, bytes] = {}
+        for index, (place, item) in enumerate(zip(document.places, self._media, strict=True)):
+            cut = body.cut.get(place.source) if isinstance(place.source, str) else None
+            if cut is None or not cut.is_usual or item.is_features:
+                return False
+            received[cut.marker.encode()] = (cut.head + self._markers[index]).encode()
+        text = ANY_MARKER.sub(lambda found: received.get(found[0], found[0]), body.json)
+        try:
+            return _tokens(text) == _tokens(written)
+        except (msgspec.MsgspecError, RecursionError):
+            return False
 
     def body(self, written: bytes) -> InlineBody:
         """Return the body of a JSON with markers."""
@@ -104,6 +127,27 @@ class InlineStage:
     def pages_of(self, _: Document) -> PageUse:
         """Return the use of the pages of a body's documents: the upstream reads their images."""
         return PageUse(keeps_bytes=True)
+
+    def early_placement(self, head: str, first: bytes, *, limits: RequestLimits) -> bytes:
+        """Return the placement of a body by the beginning of its first item.
+
+        Args:
+            head: Text before the item's base64.
+            first: First 64 KiB of the item.
+
+        Returns:
+            Empty where the item may be refused, or may be sent in another way than it came.
+        """
+        modality = _modality_of(head)
+        if modality is None or head != head_of(media_type_of(modality, first)):
+            return b""
+        try:
+            if modality is Modality.IMAGE:
+                probe_accepted(first, limits, Accepted.KNOWN)
+            is_converted = self._upstream.takes(modality, first)
+        except AfferentError:  # or the header is longer
+            return b""
+        return b"" if is_converted else placement_digest(modality, first)
 
     async def read(
         self,
@@ -242,6 +286,14 @@ class ItemNames:
             return hmac.digest(self._secret, shaped, hashlib.sha256)[:16].hex()
 
         return name
+
+
+def _modality_of(head: str) -> Modality | None:
+    return next((each for each in Modality if head.startswith(f"data:{each}/")), None)
+
+
+def _tokens(text: bytes) -> bytes:
+    return msgspec.json.format(text, indent=-1)
 
 
 def _in_arena(item: ReceivedItem, file: File) -> ReceivedItem:

@@ -117,6 +117,16 @@ class Tenancy:
                 "refused where tenants are configured"
             )
 
+    def writes(self, path: str, *, has_media: bool) -> bool:
+        """Whether `write` changes bodies."""
+        return self._salts(path) or self._unstores(path, has_media=has_media)
+
+    def _salts(self, path: str) -> bool:
+        return self.has_tenants and self._has_salt and path in SALTED
+
+    def _unstores(self, path: str, *, has_media: bool) -> bool:
+        return path == RESPONSES and (self.has_tenants or has_media)
+
     def write(self, body: bytes, path: str, *, tenant: str, has_media: bool) -> bytes:
         """Return a body with the fields that keep what the upstream remembers apart.
 
@@ -135,18 +145,16 @@ class Tenancy:
             InvalidRequest: A field has to be written, and the body is no JSON object.
             ResponseNotFound: The body continues a stored response, of whichever tenant.
         """
-        is_salted = self.has_tenants and self._has_salt and path in SALTED
-        is_unstored = path == RESPONSES and (self.has_tenants or has_media)
-        if not is_salted and not is_unstored:
+        if not self.writes(path, has_media=has_media):
             return body
         fields = _fields_of(body)
         if self.has_tenants and path == RESPONSES and _is_given(fields.get("previous_response_id")):
             raise ResponseNotFound(_APART)
         new: dict[str, bytes] = {}
-        if is_salted:
+        if self._salts(path):
             salt = self.salt_of(tenant, _own_salt(fields.get("cache_salt")))
             new["cache_salt"] = msgspec.json.encode(salt)
-        if is_unstored:
+        if self._unstores(path, has_media=has_media):
             new["store"] = b"false"
         return _with_fields(body, fields, new)
 

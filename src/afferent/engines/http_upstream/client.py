@@ -9,10 +9,15 @@ import hmac
 import logging
 import ssl
 import time
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 from multidict import CIMultiDict
@@ -120,6 +125,8 @@ class ServerTraits:
     """Whether a server takes requests only if ``GET /health`` has the status 200."""
     has_metrics = True
     """Whether the servers' metrics belong on this server's page."""
+    min_streamed_nbytes = 0
+    """See `Upstream.min_streamed_nbytes`."""
     unknown_name_statuses: frozenset[int] = frozenset()
     """Statuses of a server that has got an item by its name and does not know it, among other
     cases; empty for servers to which items are always sent.
@@ -161,6 +168,49 @@ class _Spot:
     preferred: Collection[str] = ()
     """Names of servers that have the item, or have seen the text."""
     blocks: Sequence[bytes] = ()
+
+
+class Begun:
+    """Request that a server gets while its body arrives; see
+    `afferent.engines.upstream.BegunRequest`.
+
+    Invariants:
+        - It counts as one of its server's running requests until `close`.
+        - Its connection is never used again, unless the server has got the whole body.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        answer: Coroutine[Any, Any, aiohttp.ClientResponse],
+        on_end: Callable[[], None],
+    ) -> None:
+        self.server = server
+        self._task = asyncio.create_task(answer)
+        self._task.add_done_callback(lambda _: on_end())
+        self._is_closed = False
+        server.replica.num_running += 1
+
+    async def answer(self) -> aiohttp.ClientResponse:
+        """Return the answer, once it has begun.
+
+        Raises:
+            aiohttp.ClientError, OSError: The connection failed.
+        """
+        return await self._task
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.server.replica.num_running -= 1
+        self._task.cancel()
+        self._task.add_done_callback(_close_answer)
+
+
+def _close_answer(task: asyncio.Task[aiohttp.ClientResponse]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().close()
 
 
 class HttpClient:
@@ -258,6 +308,11 @@ class HttpClient:
         return bool(self._traits.unknown_name_statuses)
 
     @property
+    def min_streamed_nbytes(self) -> int:
+        """See `Upstream.min_streamed_nbytes`."""
+        return self._traits.min_streamed_nbytes
+
+    @property
     def num_servers(self) -> int:
         """See `Upstream.num_servers`."""
         return sum(replica.is_ready for replica in self._placement.replicas)
@@ -289,6 +344,18 @@ class HttpClient:
     def sign(self, reference: Reference) -> str:
         return sign(reference, self._secret)
 
+    def begin(self, request: UpstreamRequest, on_end: Callable[[], None]) -> Begun:
+        """See `Upstream.begin`."""
+        spot = self._spot(request)
+        server = self._choose(spot, ())
+        waiting = self._waiting(server, may_retry=self._has_other({server.replica}))
+
+        async def answered() -> aiohttp.ClientResponse:
+            async with waiting:
+                return await self._send(server, request, spot)
+
+        return Begun(server, answered(), on_end)
+
     @asynccontextmanager
     async def forward(self, request: UpstreamRequest) -> AsyncIterator[UpstreamAnswer]:
         """See `Upstream.forward`."""
@@ -301,10 +368,11 @@ class HttpClient:
         A request whose body can be sent again goes to another server after a failure, as long as no
         byte of an answer has come.
         """
+        begun = request.begun if isinstance(request.begun, Begun) else None
         spot, tried = self._spot(request), set[Replica]()
         self._budget.earn()
         while True:
-            server = self._choose(spot, tried)
+            server = self._choose(spot, tried) if begun is None else begun.server
             tried.add(server.replica)
             may_retry = (
                 isinstance(request.body, bytes | RepeatableBody)
@@ -315,7 +383,7 @@ class HttpClient:
             async with AsyncExitStack() as attempt:
                 try:
                     answer = await self._attempt(
-                        server, request, spot, attempt, may_retry=may_retry
+                        server, request, spot, attempt, may_retry=may_retry, begun=begun
                     )
                 except EngineUnavailable:
                     self._note(server, has_failed=True)
@@ -327,6 +395,7 @@ class HttpClient:
                         stack.push_async_exit(attempt.pop_all())
                         self._prefixes.note(spot.blocks, server.replica.name)
                         return answer
+            begun = None
             RETRIES.labels().inc()
             self._budget.spend()
 
@@ -338,7 +407,13 @@ class HttpClient:
         attempt: AsyncExitStack,
         *,
         may_retry: bool,
+        begun: Begun | None = None,
     ) -> UpstreamAnswer:
+        if begun is not None:
+            attempt.callback(begun.close)
+            return await self._sent(
+                server, request, spot, attempt, may_retry=may_retry, begun=begun
+            )
         attempt.enter_context(self._at_work(server))
         body = request.body
         if not self.takes_names or not isinstance(body, NamedBody):
@@ -366,18 +441,15 @@ class HttpClient:
         attempt: AsyncExitStack,
         *,
         may_retry: bool,
+        begun: Begun | None = None,
     ) -> UpstreamAnswer:
         """Return a server's answer, once it has begun; it ends with ``attempt``."""
-        waiting = server.while_ready() if may_retry else contextlib.nullcontext()
         with self._reaching(server):
-            async with waiting:
-                answer = await server.session.request(
-                    request.method,
-                    URL(server.base + request.target, encoded=True),
-                    headers=self._headers(request, server, spot),
-                    data=_sendable(request.body),
-                    allow_redirects=False,
-                )
+            async with self._waiting(server, may_retry=may_retry):
+                if begun is None:
+                    answer = await self._send(server, request, spot)
+                else:
+                    answer = await begun.answer()
                 await attempt.enter_async_context(answer)
                 first = await answer.content.readany()
         if answer.status == _FAILED and not await server.is_well():
@@ -393,6 +465,21 @@ class HttpClient:
             ],
             chunks=self._chunks(first, answer),
         )
+
+    async def _send(
+        self, server: Server, request: UpstreamRequest, spot: _Spot
+    ) -> aiohttp.ClientResponse:
+        return await server.session.request(
+            request.method,
+            URL(server.base + request.target, encoded=True),
+            headers=self._headers(request, server, spot),
+            data=_sendable(request.body),
+            allow_redirects=False,
+        )
+
+    @staticmethod
+    def _waiting(server: Server, *, may_retry: bool) -> AbstractAsyncContextManager[None]:
+        return server.while_ready() if may_retry else contextlib.nullcontext()
 
     @asynccontextmanager
     async def connect(

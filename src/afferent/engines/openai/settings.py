@@ -79,6 +79,13 @@ class OpenAISettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=
         "vLLM believes any client's names",
         Group.ENGINE,
     )
+    engine_stream_nbytes: int = setting(
+        0,
+        "bodies of at least so many bytes are sent to the engine while they arrive, if their media "
+        "are sent as they came; 0: none",
+        Group.ENGINE,
+        ge=0,
+    )
     route_header: str = setting(
         "",
         "header that gets the digest of a request's first media, or of its conversation, for a "
@@ -113,6 +120,11 @@ class OpenAISettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ConfigError(
                 f"--engine-convert-to {self.engine_convert_to}: must be one of "
                 "--engine-image-formats"
+            )
+        if self.engine_stream_nbytes and self.engine_names != "none":
+            raise ConfigError(
+                "--engine-stream-nbytes and --engine-names are mutually exclusive: the name of an "
+                "item is known at its end"
             )
         if self.engine_events_port and find_spec("zmq") is None:
             raise ConfigError(

@@ -32,6 +32,7 @@ class OpenAITraits(ServerTraits):
         self._max_pixels = settings.engine_max_pixels
         self.takes_videos = not settings.engine_video_frames
         self.takes_salt = settings.engine_cache_salt
+        self.min_streamed_nbytes = settings.engine_stream_nbytes
 
     def takes(self, modality: Modality, file: bytes | memoryview | None) -> bool:
         """Whether a file that is made here replaces an image: it has another format than those

@@ -33,6 +33,8 @@ from afferent.media.body.json_path import JsonPath
 from afferent.media.body.json_text import JsonText
 from afferent.media.body.original_text import OriginalText, Progress
 
+ANY_MARKER = re.compile(rb"afferent-media:[0-9a-f]{32}:[0-9]+")
+"""Pattern of the markers, also of those of other bodies."""
 _WINDOW_NBYTES = 64 << 10
 
 
@@ -89,6 +91,11 @@ class CutMedia:
         if self.original is None:
             raise InternalError("the text of an item is known only where paths say where media are")
         return self.original.of(data)
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether its text is the head and the plain base64 of its bytes, without escapes."""
+        return self.original is not None and self.original.is_usual
 
     @property
     def media_type(self) -> str:
@@ -234,6 +241,11 @@ class BodyCutter:
     def is_text(self) -> bool:
         """Whether the present or the last item's base64 is forwarded without decoding."""
         return self._is_text
+
+    @property
+    def first_head(self) -> str:
+        """Text before the base64 of the first item; empty before an item has begun."""
+        return self._media[0].head if self._media else self._head
 
     def feed(self, chunk: bytes | memoryview) -> None:
         """Process the body's next bytes.

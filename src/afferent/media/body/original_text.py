@@ -84,6 +84,11 @@ class OriginalText:
         if self._tail is None and (done.rest or not _is_canonical(done.last)):
             self._keep(done)
 
+    @property
+    def is_usual(self) -> bool:
+        """Whether the text, once it has ended, is the head and the plain encoding of the bytes."""
+        return self._tail is None and self._slash != _ESCAPED
+
     def _keep(self, before: Progress) -> None:
         """Store the text from here on, and the part of the earlier text that its bytes do not
         determine.

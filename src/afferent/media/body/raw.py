@@ -169,6 +169,11 @@ class RawBuffer:
             self._block[self.nbytes : self.nbytes + len(data)] = data
         self.nbytes += len(data)
 
+    def copy(self, start: int, nbytes: int) -> bytes:
+        """Return a copy of these bytes."""
+        held = self._heap if self._block is None else self._block
+        return bytes(held[start : start + nbytes])
+
     def digest(self, start: int, nbytes: int) -> bytes:
         """Return the digest of these bytes."""
         held = self._heap if self._block is None else self._block
