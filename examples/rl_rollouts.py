@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -300,10 +301,11 @@ def compare(
 ) -> None:
     """Compare both sides with features by reference, and by value.
 
-    One prompt at a time: the engine then has the same batches for both.
+    The engine has one generation at a time, so that its batches and numbers are the same for both.
     """
     sides = {"reference": (llm.chat, by_reference), "value": (llm.llm.chat, by_value)}
     for name, (chat, images) in sides.items():
+        llm.reset_prefix_cache()
         rollouts: list[Rollout] = []
         for number in range(len(samples)):
             one = slice(number, number + 1)
@@ -322,7 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--generations", type=int, default=16, help="for each prompt")
     parser.add_argument("--max-tokens", type=int, default=12)
     parser.add_argument("--batch-size", type=int, default=32, help="prompts of a step")
-    parser.add_argument("--compared", type=int, default=16, help="prompts, also by value")
+    parser.add_argument("--compared", type=int, default=64, help="prompts, also by value")
     parser.add_argument("--kill-at", type=int, metavar="STEP", help="kill the trainer in this step")
     args = parser.parse_args(arguments)
 
@@ -332,16 +334,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from afferent.vllm import LLM
 
     samples = list(draw_samples(args.prompts))
-    parameters = [
-        SamplingParams(
-            n=args.generations,
-            temperature=TEMPERATURE,
-            max_tokens=args.max_tokens,
-            logprobs=0,  # those of the chosen tokens
-            seed=number * args.generations,
-        )
-        for number in range(len(samples))
-    ]
+    sampling = partial(
+        SamplingParams,
+        temperature=TEMPERATURE,
+        max_tokens=args.max_tokens,
+        logprobs=0,  # those of the chosen tokens
+    )
+    one = [sampling(n=1, seed=seed) for seed in range(args.compared)]
+    many = [sampling(n=args.generations, seed=1000 * seed) for seed in range(args.prompts)]
     with (
         tempfile.TemporaryDirectory() as folder,
         Features(MODEL, where="pool", backend="torchvision") as features,
@@ -364,9 +364,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             nbytes = sum(image.nbytes for image in images)
             print(f"{len(images)} images, {nbytes / 1e6:.1f} MB of features")
             some = slice(args.compared)
-            compare(llm, trainer, samples[some], images[some], by_value, parameters[some])
+            compare(llm, trainer, samples[some], images[some], by_value, one)
             start = time.perf_counter()
-            rollouts, reward = roll_out(llm.chat, samples, images, parameters)
+            rollouts, reward = roll_out(llm.chat, samples, images, many)
             took_s = time.perf_counter() - start
             number = sum(len(rollout.generations) for rollout in rollouts)
             print(f"{number} generations in {took_s:.1f} s, mean reward {reward:.3f}")
