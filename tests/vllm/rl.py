@@ -18,6 +18,7 @@ from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.protocol.items import Find
 from afferent.store.protocol.results import existing
 from afferent.types import Handle
+from benchmarks.gate_memory import trees
 from examples import rl_rollouts
 
 _ARENA = re.compile(r"^(\w+)-(\w+) \S+ (\w+) \S+ (\d+)\s+/memfd:afferent-arena", re.M)
@@ -34,7 +35,7 @@ class ExaminedTrainer(rl_rollouts.Trainer):
             (outcome,) = store.acquire("test", [Find(image.key)])
             handle = existing(outcome)
             assert handle is not None
-        for pid in (os.getpid(), *_children(os.getpid())):
+        for pid in trees([os.getpid()]):
             role = _role(pid, self.process.pid)
             for inode, frames in _frames(pid, handle):
                 print(f"mapped by {role}: {inode} {frames}")
@@ -47,13 +48,6 @@ def _role(pid: int, trainer: int | None) -> str:
     if pid == os.getpid():
         return "program"
     return "engine" if "/vllm/_C" in Path(f"/proc/{pid}/maps").read_text() else "other"
-
-
-def _children(pid: int) -> Iterator[int]:
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, task.read_text().split()):
-            yield child
-            yield from _children(child)
 
 
 def _frames(pid: int, handle: Handle) -> Iterator[tuple[str, list[int]]]:
@@ -73,6 +67,7 @@ def _frames(pid: int, handle: Handle) -> Iterator[tuple[str, list[int]]]:
 
 
 def main() -> None:
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # vLLM writes there, too
     rl_rollouts.Trainer = ExaminedTrainer  # type: ignore[misc]
     rl_rollouts.main(sys.argv[1:])
 
