@@ -13,6 +13,7 @@ from typing import Self
 
 _PERIOD_S = 0.05
 _PAGE_NBYTES = resource.getpagesize()
+_PSS = re.compile(rb"^(Pss|Pss_Shmem): +(\d+) kB", re.MULTILINE)
 _PRIVATE = re.compile(rb"^Private_(?:Clean|Dirty): +(\d+) kB", re.MULTILINE)
 
 
@@ -32,6 +33,21 @@ def anonymous_nbytes(roots: Sequence[int]) -> int:
     difference.
     """
     return sum(map(_anonymous_nbytes, trees(roots)))
+
+
+def pss_nbytes(pid: int) -> tuple[float, float]:
+    """Return the bytes of a process: those of shared memory last, and of all other memory first.
+
+    A page that several processes map counts in parts, so that the sums of all processes count it
+    once.
+    """
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_bytes()
+    except OSError:  # it has just ended
+        return 0.0, 0.0
+    found = {name: int(kb) * 1024.0 for name, kb in _PSS.findall(rollup)}
+    shmem = found.get(b"Pss_Shmem", 0.0)
+    return found.get(b"Pss", 0.0) - shmem, shmem
 
 
 def _private_nbytes(pid: int) -> int:

@@ -53,6 +53,7 @@ TOGETHER = {
     "docs/metrics.md": "test_a_metric_of_your_own_is_shown",
     "docs/offline-vllm.md": "tests/vllm/test_offline.py",
     "docs/ray.md": "tests/ray/test_ray.py",
+    "docs/rl.md": "tests/vllm/test_rl.py",
     "docs/scheduling.md": "test_the_guide_to_scheduling_runs",
     "docs/store.md": "test_the_guide_to_the_store_runs",
     "docs/writing-an-engine.md": "test_the_protocol_of_the_guide_is_the_protocol",

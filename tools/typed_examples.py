@@ -81,7 +81,7 @@ from afferent import (
 COMPLETE = ("docs/clients.md", "docs/library.md")
 """Pages whose fragments are complete programs."""
 
-ELSEWHERE = ("docs/ray.md", "docs/offline-vllm.md")
+ELSEWHERE = ("docs/ray.md", "docs/offline-vllm.md", "docs/rl.md")
 """Pages whose programs need packages of other environments; tests run them there."""
 
 _LARGE = ("torch", "transformers")

@@ -1,8 +1,7 @@
 """Ray's object store, a Plasma: objects in shared memory that other processes view in place.
 
 It uses Ray's own library, where it is installed (``make bench-ray``); otherwise this comparison is
-left out. Its memory is allocated up front. Each reader is an actor with its own process; Ray's own
-daemons run beside them.
+left out. Each reader is an actor with its own process; Ray's own daemons run beside them.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.rollout_holder import Held, total_of
+
 MISSING = "ray: it is not installed, so its columns are empty; make bench-ray installs it"
 
 
@@ -31,8 +32,11 @@ class RayStore:
     def __init__(self, ray: Any, readers: Sequence[Any]) -> None:
         self._ray, self._readers = ray, readers
 
-    def put(self, array: NDArray[np.uint8]) -> Any:
-        """Store an array; return a reference. The object is deleted with its last reference."""
+    def put(self, array: NDArray[np.uint8] | dict[str, Any]) -> Any:
+        """Store an array, or several; return a reference.
+
+        The object is deleted with its last reference.
+        """
         return self._ray.put(array)
 
     def get_all(self, references: Sequence[Any], num_readers: int) -> list[list[list[float]]]:
@@ -45,8 +49,15 @@ class RayStore:
         taken: list[list[list[float]]] = self._ray.get(calls)
         return taken
 
+    def keep_all(self, references: Sequence[Any]) -> list[Held]:
+        """Get all objects in one reader after another, which keep and read them."""
+        return [self._ray.get(each.keep_all.remote(list(references))) for each in self._readers]
+
 
 class _Reader:
+    def __init__(self) -> None:
+        self._kept: list[Any] = []
+
     def get_all(self, references: Sequence[Any]) -> list[list[float]]:
         ray: Any = importlib.import_module("ray")
         get_us, read_us = [], []
@@ -59,14 +70,34 @@ class _Reader:
             del array
         return [get_us, read_us]
 
+    def keep_all(self, references: Sequence[Any]) -> Held:
+        ray: Any = importlib.import_module("ray")
+        held = Held()
+        for reference in references:
+            start = time.perf_counter()
+            features = ray.get(reference)
+            held.open_ms.append((time.perf_counter() - start) * 1e3)
+            held.total += total_of(features)
+            self._kept.append(features)
+        return held
+
 
 @contextlib.contextmanager
-def ray_store(nbytes: int, num_readers: int) -> Iterator[RayStore | None]:
-    """Run a store; yield ``None`` where Ray is not installed."""
+def ray_store(
+    nbytes: int, num_readers: int, *, preallocate: bool = True
+) -> Iterator[RayStore | None]:
+    """Run a store; yield ``None`` where Ray is not installed.
+
+    Args:
+        nbytes: Size of the store.
+        num_readers: Readers, each with a process of its own.
+        preallocate: Whether the store touches all its memory first.
+    """
     if not is_installed():
         yield None
         return
-    os.environ |= {"RAY_preallocate_plasma_memory": "1"}  # else the first use touches the pages
+    # Without it, the first use touches the pages.
+    os.environ |= {"RAY_preallocate_plasma_memory": str(int(preallocate))}
     ray: Any = importlib.import_module("ray")
     ray.init(
         object_store_memory=nbytes,

@@ -18,7 +18,7 @@ from typing import Any
 from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.types import MiB
 from benchmarks.children import command, cpu_s, free_port, wait_until_it_answers
-from benchmarks.gate_memory import trees
+from benchmarks.gate_memory import pss_nbytes, trees
 from tools import vllm_env
 
 ARENA_NBYTES = 1024 * MiB
@@ -144,13 +144,13 @@ class Side:
 
     def memory_parts(self) -> Parts:
         """Return the memory of all processes."""
-        found = [_pss(pid) for pid, _ in tree(self.popen.pid)]
+        found = [pss_nbytes(pid) for pid, _ in tree(self.popen.pid)]
         return Parts(sum(private for private, _ in found), sum(shmem for _, shmem in found))
 
     def memory(self) -> Memory:
         outside = worker = shared = 0.0
         for pid, line in tree(self.popen.pid):
-            private, shmem = _pss(pid)
+            private, shmem = pss_nbytes(pid)
             shared += shmem
             if _WORKER.search(line):
                 worker += private
@@ -309,20 +309,6 @@ def tree(root: int) -> list[tuple[int, str]]:
             line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
             found.append((pid, line.decode(errors="replace")))
     return found
-
-
-_PSS = re.compile(rb"^(Pss|Pss_Shmem): +(\d+) kB", re.MULTILINE)
-
-
-def _pss(pid: int) -> tuple[float, float]:
-    """Return the bytes of private memory, and of shared memory."""
-    try:
-        rollup = Path(f"/proc/{pid}/smaps_rollup").read_bytes()
-    except OSError:
-        return 0.0, 0.0
-    found = {name: int(kb) * 1024.0 for name, kb in _PSS.findall(rollup)}
-    shmem = found.get(b"Pss_Shmem", 0.0)
-    return found.get(b"Pss", 0.0) - shmem, shmem
 
 
 def _socket_of(pid: int) -> str:

@@ -18,6 +18,7 @@ import httpx2 as httpx
 import pytest
 
 from afferent.store.client.daemon_store import DaemonStore
+from tests.pages import Block
 from tests.server import Server, wait_until
 from tools import vllm_env
 
@@ -52,6 +53,22 @@ def run_inside(*arguments: str) -> str:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def run_block(block: Block, folder: Path) -> None:
+    """Run a page's program with vLLM's interpreter; vLLM prints lines of its own, too."""
+    (file := folder / "example.py").write_text(block.text)
+    done = subprocess.run(
+        [python(), file],
+        cwd=folder,
+        env={**os.environ, **ENV},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert block.printed is not None
+    assert block.printed in done.stdout
 
 
 class Stock:
