@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import signal
 import subprocess
@@ -11,10 +12,13 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from afferent.builtin.apis.responses.conversations import item_json
+from afferent.builtin.apis.responses.input import InputItem, read_input
 from afferent.builtin.pipeline.named_conversations import (
     ConversationItem,
     NamedConversation,
@@ -25,7 +29,8 @@ from afferent.builtin.pipeline.named_conversations import (
 from afferent.builtin.pipeline.request import CallPart, Message, TextPart
 from afferent.builtin.pipeline.stored_turns import MAX_NBYTES
 from afferent.errors import ConversationNotFound, InvalidRequest
-from afferent.items.request import MediaPart, SeenMedia
+from afferent.items.request import ALL_PAGES, DocumentPart, MediaPart, PageRange, SeenMedia
+from afferent.media.body.received import ReceivedBody
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.types import MiB, Modality, ObjectKind
 from tests.store.stores import SharedDaemon
@@ -232,3 +237,34 @@ def test_items_keep_the_digests_of_their_media(
     found = NamedConversation.new({}, now_s=0).with_items(items).messages
     media = [part for message in found for part in message.parts if isinstance(part, MediaPart)]
     assert [part.source for part in media] == list(map(SeenMedia, digests))
+
+
+@pytest.mark.parametrize("pages", [ALL_PAGES, PageRange(3, 3), PageRange(2, 5), PageRange(4)])
+@pytest.mark.parametrize("role", ["user", "assistant", "developer"])
+def test_a_listed_item_can_be_sent_again(pages: PageRange, role: str) -> None:
+    """The item that a client lists is read as the item that is stored."""
+    text = TextPart("hello")
+    digests = [bytes([n]) * 32 for n in range(4)]
+    parts = (
+        *(text, MediaPart(Modality.IMAGE, "https://example.com/a", "low")),
+        *(MediaPart(Modality.AUDIO, "b"), MediaPart(Modality.VIDEO, "c")),
+        DocumentPart("d", pages, 72, "high"),
+    )
+    said = parts if role == "user" else (text,)
+    turn_role = "system" if role == "developer" else role
+    items = [
+        NewItem("message", Message(turn_role, said), role=role),
+        NewItem("function_call", Message("assistant", (CallPart("f", '{"a": 1}'),)), call_id="c"),
+        NewItem("function_call_output", Message("tool", (text,)), call_id="c"),
+        NewItem("function_call_output", Message("tool", (text, parts[1])), call_id="d"),
+    ]
+    left = itertools.cycle(digests)
+    stored = [item.stored(left) for item in items]
+    listed = msgspec.json.encode(list(map(item_json, stored)))
+    again = read_input(
+        msgspec.json.decode(listed, type=list[InputItem]), ReceivedBody(listed, {}, len(listed))
+    )
+    assert [(each.kind, each.role, each.call_id) for each in again] == [
+        (each.kind, each.role, each.call_id) for each in stored
+    ]
+    assert [each.message for each in again] == [each.turn.message for each in stored]
