@@ -211,7 +211,7 @@ $(VENV)/.docs: $(VENV)/.ready pyproject.toml
 
 check: lint type test docs  ## all of the above that a change has to pass
 
-train: setup  ## train the built-in model afresh (some hundred minutes on two cores)
+train: setup  ## train the built-in model afresh (a hundred and ten minutes on two cores)
 	@$(BIN)/python training/train.py --out src/afferent/builtin/models/shapes $(ARGS)
 
 evaluate: setup  ## judge the built-in model on images it was never trained on
