@@ -589,6 +589,7 @@ def make_qwen3_omni(folder: Path) -> None:
         thinker,
         **EXPERTS,
         num_experts=4,
+        tie_word_embeddings=False,
     )
 
 
