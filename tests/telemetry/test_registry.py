@@ -67,7 +67,7 @@ def test_zeros_has_every_word_of_a_counter() -> None:
 
 
 def test_zeros_of_very_many_words_has_the_first_of_the_last_label() -> None:
-    many, few = tuple(map(str, range(300))), ("x", "y")
+    many, few = tuple(map(str, range(400))), ("x", "y")
     registry = Registry()
     registry.counter("asked_total", "Asked", api=many, outcome=few)
     assert zero_series(registry) == [("asked_total", api, "x") for api in many]

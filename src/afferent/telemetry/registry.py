@@ -28,7 +28,7 @@ WAIT_SECONDS = (0.001, *SECONDS[1:])
 SHORT_SECONDS = (0.0001, 0.0005, 0.001, 0.005, *SECONDS[1:])
 
 
-_MOST_ZEROS: Final[Mapping[Kind, int]] = {"counter": 512, "gauge": 0, "histogram": 10}
+_MOST_ZEROS: Final[Mapping[Kind, int]] = {"counter": 768, "gauge": 0, "histogram": 10}
 """Largest number of series shown before they are counted; a histogram's is many lines."""
 
 

@@ -11,13 +11,13 @@ from afferent.errors import FormatError, VersionMismatch
 from afferent.runtime.versions import mismatch, version_behind
 from afferent.types import NonNegative, decode
 
-VERSION = 7
+VERSION = 8
 """Version of all messages between clients and the daemon, and of their payloads for workers.
 
 Its position in `Hello` and in `Welcome` never changes, so that processes of any two versions can
 name both.
 """
-SCHEMA = "7-425a790ae4ad4dca701fef1d291d17b0"
+SCHEMA = "8-79a246a723f9f63df1431e11389c576d"
 """The version, and the digest of its messages (`tests.wire_schema`)."""
 
 
