@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
+import numpy as np
 
 from afferent.admission.gate import Gate
 from afferent.errors import ArenaTooSmall, InternalError, Param, StoreFull
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.client.settle import settle
-from afferent.store.protocol.items import Join, Queue
+from afferent.store.protocol.items import Join, Queue, SealItem
 from afferent.store.protocol.results import (
     Absent,
     Failed,
@@ -156,6 +157,27 @@ class Maker:
                 f"their share of the arena is {share} ({setting})",
                 param=Param.MESSAGES,
             )
+
+
+async def write_and_seal(
+    store: AsyncDaemonStore,
+    request_id: str,
+    handles: Sequence[Handle],
+    values: Sequence[bytes],
+) -> list[Handle]:
+    """Write bytes into objects that the request makes, and seal them; it has a pin on each.
+
+    Args:
+        values: Bytes of each object, at most as many as it has.
+
+    Raises:
+        Unavailable: Try again.
+    """
+    for handle, data in zip(handles, values, strict=True):
+        block = np.frombuffer(store.block(handle), np.uint8)
+        np.copyto(block[: len(data)], np.frombuffer(data, np.uint8))
+    to_seal = [SealItem(handle, len(data)) for handle, data in zip(handles, values, strict=True)]
+    return await store.seal(request_id, to_seal)
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
-import numpy as np
 from msgspec import Meta, Struct
 
 from afferent import keys
@@ -40,7 +39,7 @@ from afferent.errors import (
     WorkerDied,
 )
 from afferent.files.file_store import FileStore
-from afferent.items.acquire import Maker, handle_of
+from afferent.items.acquire import Maker, handle_of, write_and_seal
 from afferent.items.document_files import DocumentFiles, OpenedDocument
 from afferent.items.request import Detail, DocumentPart, ItemRequest, MediaPart, SeenMedia
 from afferent.media.body.digest import Digester
@@ -58,7 +57,7 @@ from afferent.media.workers.jobs import (
     pages_of,
 )
 from afferent.store.client.async_store import AsyncDaemonStore
-from afferent.store.protocol.items import Claim, Find, Queue, SealItem
+from afferent.store.protocol.items import Claim, Find, Queue
 from afferent.store.protocol.results import Owner, existing
 from afferent.telemetry.registry import counter
 from afferent.telemetry.trace import Trace
@@ -525,10 +524,7 @@ class DocumentReader:
         (outcome,) = await self._store.acquire(lease, [Claim(key, ObjectKind.RECORDS, len(data))])
         handle = existing(outcome)
         if isinstance(outcome, Owner):
-            block = np.frombuffer(self._store.block(outcome.handle), np.uint8)
-            np.copyto(block[: len(data)], np.frombuffer(data, np.uint8))
-            del block
-            (handle,) = await self._store.seal(lease, [SealItem(outcome.handle, len(data))])
+            (handle,) = await write_and_seal(self._store, lease, [outcome.handle], [data])
         if handle is not None:
             await self._store.release(lease, [handle])
 

@@ -148,6 +148,17 @@ def number(text: str | None, *, default: int, most: int) -> int:
     return int(text)
 
 
+def is_ascending(order: str | None) -> bool:
+    """Return whether a list begins with its oldest entry, from OpenAI's parameter ``order``.
+
+    Raises:
+        InvalidRequest: It is neither ``asc`` nor ``desc``.
+    """
+    if order not in (None, "asc", "desc"):
+        raise InvalidRequest("order must be asc or desc", param="order")
+    return order == "asc"
+
+
 def cursor(text: str | None, key: str) -> str:
     """Return the id in a cursor; empty for none.
 

@@ -93,13 +93,11 @@ class FileApi:
 
     async def _openai_list(self, call: Call) -> Response:
         query = call.request.query_params
-        order = query.get("order", "desc")
-        if order not in ("asc", "desc"):
-            raise InvalidRequest("order must be asc or desc", param="order")
+        is_ascending = file_answers.is_ascending(query.get("order"))
         limit = file_answers.number(query.get("limit"), default=_MAX_PAGE, most=_MAX_PAGE)
         page = file_answers.OpenAIPage(limit=limit, purpose=query.get("purpose", ""))
         after = file_answers.cursor(query.get("after"), "after")
-        batches = self._store.batches(call.tenant, after=after, is_ascending=order == "asc")
+        batches = self._store.batches(call.tenant, after=after, is_ascending=is_ascending)
         first = await self._next(batches)  # before the answer begins: it may fail
 
         async def pieces() -> AsyncIterator[bytes]:

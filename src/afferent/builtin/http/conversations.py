@@ -24,7 +24,6 @@ from afferent.builtin.pipeline.named_conversations import (
 )
 from afferent.builtin.pipeline.pipeline import Pipeline
 from afferent.builtin.pipeline.request import GenerateRequest
-from afferent.errors import InvalidRequest
 from afferent.media.body.received import ReceivedBody
 from afferent.proxy import counting, file_answers
 from afferent.proxy.app_settings import AppSettings
@@ -96,13 +95,11 @@ class ConversationApi:
     async def _list(self, call: Call) -> Response:
         """List the items of a conversation."""
         query = call.request.query_params
-        order = query.get("order", "desc")
-        if order not in ("asc", "desc"):
-            raise InvalidRequest("order must be asc or desc", param="order")
+        is_ascending = file_answers.is_ascending(query.get("order"))
         most = api.MOST_LISTED
         limit = file_answers.number(query.get("limit"), default=_DEFAULT_PAGE, most=most)
         conversation = await self._found(call)
-        items = conversation.items if order == "asc" else conversation.items[::-1]
+        items = conversation.items if is_ascending else conversation.items[::-1]
         if after := query.get("after"):
             items = items[items.index(conversation.get(after)) + 1 :]
         return call.answer(api.page_json(items[:limit], has_more=len(items) > limit))

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
-import numpy as np
 from msgspec import Meta, Struct
 
 from afferent import keys
@@ -30,9 +29,9 @@ from afferent.builtin.pipeline.live_session import (
     Removed,
 )
 from afferent.errors import AfferentError, InvalidRequest, SessionContinued, SessionNotFound
-from afferent.items.acquire import handle_if_there
+from afferent.items.acquire import handle_if_there, write_and_seal
 from afferent.store.client.async_store import AsyncDaemonStore
-from afferent.store.protocol.items import Claim, Find, SealItem
+from afferent.store.protocol.items import Claim, Find
 from afferent.store.protocol.results import Failed, Owner
 from afferent.types import ContentKey, CreateItem, Handle, ObjectKind, decode, encode
 
@@ -143,16 +142,7 @@ class LiveLog:
             raise outcome.failure.error()
         if not isinstance(outcome, Owner):
             raise SessionContinued("another connection continues this session")
-        self._handles += await self._fill([outcome.handle], [data])
-
-    async def _fill(self, handles: Sequence[Handle], values: Sequence[bytes]) -> list[Handle]:
-        for handle, data in zip(handles, values, strict=True):
-            block = np.frombuffer(self._store.block(handle), np.uint8)
-            np.copyto(block[: len(data)], np.frombuffer(data, np.uint8))
-        to_seal = [
-            SealItem(handle, len(data)) for handle, data in zip(handles, values, strict=True)
-        ]
-        return await self._store.seal(self._id, to_seal)
+        self._handles += await write_and_seal(self._store, self._id, [outcome.handle], [data])
 
     def _apply(self, change: Change) -> None:
         self._note(change, self._next // CHUNK_CHANGES)
@@ -190,7 +180,7 @@ class LiveLog:
         try:
             await self._store.delete(names)  # the head before the last one
             created = await self._store.create(self._id, items)
-            chunk_handle, head_handle = await self._fill(created, data)
+            chunk_handle, head_handle = await write_and_seal(self._store, self._id, created, data)
             self._chunks.append((number, chunk_handle))
             released, gone = [*handles, head_handle], []
             while self._chunks[0][0] < first:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 from msgspec import Struct
 
 from afferent.builtin.pipeline.request import CallPart, Message, Part, TextPart
+from afferent.items.acquire import write_and_seal
 from afferent.items.request import Detail, DocumentPart, MediaPart, PageRange, SeenMedia
 from afferent.store.client.async_store import AsyncDaemonStore
-from afferent.store.protocol.items import SealItem
 from afferent.types import ContentKey, CreateItem, KeyBytes, KiB, Modality, ObjectKind
 
 MAX_NBYTES = 256 * KiB
@@ -73,8 +72,7 @@ async def write_record(
         Unavailable: Try again.
     """
     (handle,) = await store.create(request_id, [CreateItem(ObjectKind.RECORDS, len(data), key)])
-    np.copyto(np.frombuffer(store.block(handle), np.uint8), np.frombuffer(data, np.uint8))
-    await store.seal(request_id, [SealItem(handle, len(data))])
+    await write_and_seal(store, request_id, [handle], [data])
 
 
 def _kept(part: Part, digests: Iterator[bytes]) -> _Kept:
