@@ -10,14 +10,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 from msgspec import Struct
 
 from afferent import keys
 from afferent.errors import InvalidMedia, Param
-from afferent.items.acquire import handle_if_there
+from afferent.items.acquire import handle_if_there, write_and_seal
 from afferent.store.client.async_store import AsyncDaemonStore
-from afferent.store.protocol.items import Claim, Find, SealItem
+from afferent.store.protocol.items import Claim, Find
 from afferent.store.protocol.results import InFlight, Outcome, Owner, existing
 from afferent.types import ContentKey, Handle, KeyBytes, Modality, ObjectKind, decode, encode
 
@@ -105,19 +104,15 @@ class Names:
         self, request_id: str, bindings: Mapping[Name, Binding], held: Mapping[Name, Outcome]
     ) -> None:
         """Write this request's bindings, compare the others, and release all."""
+        made = {name: each.handle for name, each in held.items() if isinstance(each, Owner)}
         handles: list[Handle] = []
-        to_seal: list[SealItem] = []
         for name, outcome in held.items():
-            if isinstance(outcome, Owner):
-                data = encode(bindings[name])
-                block = np.frombuffer(self._store.block(outcome.handle), np.uint8)
-                np.copyto(block[: len(data)], np.frombuffer(data, np.uint8))
-                to_seal.append(SealItem(outcome.handle, len(data)))
-            elif (handle := existing(outcome)) is not None:
+            if name not in made and (handle := existing(outcome)) is not None:
                 check(name, self._read(handle), bindings[name])
                 handles.append(handle)
-        if to_seal:
-            handles += await self._store.seal(request_id, to_seal)
+        if made:
+            values = [encode(bindings[name]) for name in made]
+            handles += await write_and_seal(self._store, request_id, list(made.values()), values)
         if handles:
             await self._store.release(request_id, handles)
 
