@@ -17,6 +17,7 @@ from afferent.errors import AfferentError
 from benchmarks import (
     alloc,
     attack,
+    batch_job,
     before,
     body,
     churn,
@@ -40,12 +41,13 @@ from benchmarks import (
     tier,
     window,
 )
-from benchmarks.peers import render, router, vllm, vllm_gpu
+from benchmarks.peers import offline, render, router, vllm, vllm_gpu
 from benchmarks.record import Report, Row, figure, machine, spread, versions
 
 BENCHMARKS: dict[str, ModuleType] = {
     "alloc": alloc,
     "attack": attack,
+    "batch_job": batch_job,
     "before": before,
     "body": body,
     "churn": churn,
@@ -62,6 +64,7 @@ BENCHMARKS: dict[str, ModuleType] = {
     "kernels": kernels,
     "live": live,
     "node": node,
+    "offline": offline,
     "preprocess": preprocess,
     "probes": probes,
     "render": render,

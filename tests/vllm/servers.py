@@ -35,7 +35,7 @@ ENV = {**vllm_env.ENV, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 def python() -> Path:
     """Return the interpreter of an environment with vLLM; skip the test if there is none."""
     chosen = os.environ.get("TEST_VLLM_PYTHON")
-    found = Path(chosen) if chosen else vllm_env.python_of(vllm_env.FOLDER)
+    found = Path(chosen or vllm_env.python_of(vllm_env.FOLDER)).absolute()
     if not found.exists():
         pytest.skip("there is no environment with vLLM: make setup-vllm")
     return found

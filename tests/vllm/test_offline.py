@@ -17,6 +17,8 @@ def test_outputs_are_those_of_vllm_for_all_prompts_and_faults() -> None:
     assert "all checked\n" in run_inside("tests.vllm.offline")
 
 
-@pytest.mark.parametrize("block", blocks_of(DOCS / "offline-vllm.md", "python"), ids=["page"])
-def test_the_program_of_the_page_prints_what_it_shows(block: Block, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "block", blocks_of(DOCS / "offline-vllm.md", "python"), ids=["chat", "stage of Ray"]
+)
+def test_the_programs_of_the_page_print_what_they_show(block: Block, tmp_path: Path) -> None:
     run_block(block, tmp_path)

@@ -7,7 +7,8 @@ import os
 import queue
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,8 @@ from afferent.vllm.prompt_images import (
 _VALID_S: Final = 7 * 24 * 3600.0
 _SPACE_POLL_S: Final = 0.05
 _MAX_RUNS: Final = 4
+_NUM_AHEAD: Final = 64
+"""Prompts that are prepared ahead of the engine, which takes all of them at its next step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,8 @@ class LLM:
         self._taken = TakenMedia.of(family, folder)
         self._tokens = PromptTokens(folder, family) if self._is_preparing else None
         self._released: queue.SimpleQueue[Sequence[_Made]] = queue.SimpleQueue()
-        self._num_running = 0
+        self._num_held = 0
+        """Images of prompts that were prepared and have not ended; only the thread uses it."""
         try:
             self._check(features)
             os.environ |= {
@@ -294,22 +298,20 @@ class LLM:
     ) -> Iterator[tuple[_Prepared, Any]]:
         """Yield the outputs of prompts, except for those whose features were lost.
 
-        A thread prepares the next prompt, while this one steps the engine.
+        A thread prepares the next prompts, while this one steps the engine.
         """
         engine = self.llm.llm_engine
         running: dict[str, _Prepared] = {}
-        self._num_running = 0
         with ThreadPoolExecutor(1, thread_name_prefix="afferent-prepare") as thread:
-            following: Future[_Prepared | None] | None = thread.submit(next, prepared, None)
+            ahead = deque(thread.submit(next, prepared, None) for _ in range(_NUM_AHEAD))
             try:
-                while following is not None or running:
-                    is_idle = not running
+                while ahead or running:
                     has_space = len(running) < self._max_running
-                    if following is not None and has_space and (is_idle or following.done()):
-                        item = following.result()
+                    if ahead and has_space and (not running or ahead[0].done()):
+                        item = ahead.popleft().result()
                         if item is None:
-                            following = None
                             continue
+                        ahead.append(thread.submit(next, prepared, None))
                         try:
                             for request in enqueue(item):
                                 running[_name(request)] = item
@@ -318,13 +320,10 @@ class LLM:
                             self._released.put(item.made)
                             if not is_lost:
                                 raise
-                        self._num_running = len(running)
-                        following = thread.submit(next, prepared, None)
                         continue
                     for output in engine.step():
                         if output.finished and (item := running.pop(output.request_id, None)):
                             is_lost = _has_failed(output) and self._is_lost(item)
-                            self._num_running = len(running)
                             self._released.put(item.made)
                             if not is_lost:
                                 yield item, output
@@ -332,10 +331,9 @@ class LLM:
                 engine.abort_request(list(running), internal=False)
                 raise
             finally:
-                self._num_running = 0
-                if following is not None:
-                    following.cancel()
-                thread.submit(self._end, prepared, list(running.values())).result()
+                for each in ahead:
+                    each.cancel()
+                thread.submit(self._end, prepared, ahead, list(running.values())).result()
 
     def _prepare(
         self, prompts: Sequence[tuple[int, Any]], finder: Finder | None
@@ -360,10 +358,12 @@ class LLM:
                 good = [each for each in results if isinstance(each, _Made)]
                 for each in results:
                     if isinstance(each, FailedItem):
-                        self._released.put(good)
+                        for one in good:
+                            one.release()
                         good = []
                         if not isinstance(each.error, UnsupportedMedia):
                             raise each.error
+                self._num_held += len(good)
                 yield _Prepared(index, prompt, good)
         finally:
             made.close()
@@ -387,7 +387,7 @@ class LLM:
         """Return the next image; if the store is full, requests of the engine end first."""
         result = next(made)
         while isinstance(result, FailedItem) and isinstance(result.error, StoreFull):
-            if not self._collect_released(wait_s=_SPACE_POLL_S) and not self._num_running:
+            if not self._collect_released(wait_s=_SPACE_POLL_S) and not self._num_held:
                 return result
             (result,) = pipeline([source], route, in_flight=1)
         return result
@@ -401,6 +401,7 @@ class LLM:
             except queue.Empty:
                 return has_any
             has_any = True
+            self._num_held -= len(found)
             for each in found:
                 each.release()
 
@@ -411,10 +412,18 @@ class LLM:
         except AfferentError:
             return True
 
-    def _end(self, prepared: Generator[_Prepared], left: Sequence[_Prepared]) -> None:
+    def _end(
+        self,
+        prepared: Generator[_Prepared],
+        ahead: Iterable[Future[_Prepared | None]],
+        running: Sequence[_Prepared],
+    ) -> None:
+        """Unpin the images of all prompts that have not ended."""
         prepared.close()
-        for item in left:
-            self._released.put(item.made)
+        done = (each for each in ahead if not each.cancelled() and each.exception() is None)
+        for item in (*running, *(each.result() for each in done)):
+            if item is not None:
+                self._released.put(item.made)
         self._collect_released(wait_s=0.0)
 
 
