@@ -9,6 +9,9 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+
+from afferent.errors import ConfigError
 
 RATES = ("", "10gbit", "1gbit")
 _HERE, _THERE = "10.213.97.1", "10.213.97.2"
@@ -31,6 +34,17 @@ class Link:
     def rates(self) -> tuple[str, ...]:
         """Rates to which the link can be shaped; an empty rate is the unshaped link."""
         return RATES if self.device else RATES[:1]
+
+    def num_sent(self) -> int:
+        """Return the bytes that have passed in both directions, with all headers.
+
+        Raises:
+            ConfigError: There is no device, so that they are not known.
+        """
+        if not self.device:
+            raise ConfigError("a network namespace is needed: run this as root, with iproute2")
+        folder = Path("/sys/class/net", self.device, "statistics")
+        return sum(int((folder / name).read_text()) for name in ("rx_bytes", "tx_bytes"))
 
     def shape(self, rate: str) -> None:
         """Limit the rate in both directions with ``tbf``."""

@@ -134,7 +134,7 @@ class _Measured:
                 Features(self._folder, where="pool", num_workers=1, arena_nbytes=_ARENA_NBYTES)
             )
             store = stack.enter_context(DaemonStore(str(features.address), name="bench"))
-            holders = stack.enter_context(_holders(features.share(_file(seed=-1))))
+            holders = stack.enter_context(_holders(features.share(file_of(seed=-1))))
             before, backed_nbytes = _memory(), store.stat().backed_nbytes
             items = list(features.share_many(self.files))
             held = []
@@ -153,7 +153,7 @@ class _Measured:
         return self._by_value(num_times=_NUM_ROLLOUTS // _NUM_PROCESSES)
 
     def _by_value(self, *, num_times: int) -> _Sample:
-        with _holders(self._here.make(_file(seed=-1))) as holders:
+        with _holders(self._here.make(file_of(seed=-1))) as holders:
             before = _memory()
             for made in self._here.make_many(self.files):
                 for holder in holders:
@@ -167,7 +167,7 @@ class _Measured:
         with ray_store.ray_store(_ARENA_NBYTES, _NUM_PROCESSES, preallocate=False) as ray:
             if ray is None:
                 raise ValueError(ray_store.MISSING)
-            ray.keep_all([ray.put(dict(self._here.make(_file(seed=-1))))])
+            ray.keep_all([ray.put(dict(self._here.make(file_of(seed=-1))))])
             before = _memory()
             made = self._here.make_many(self.files)
             references = [ray.put(dict(each)) for each in made if isinstance(each, ItemFeatures)]
@@ -182,10 +182,10 @@ class _Measured:
 
 
 def _files(number: int) -> list[bytes]:
-    return [_file(seed=seed) for seed in range(number)]
+    return [file_of(seed=seed) for seed in range(number)]
 
 
-def _file(*, seed: int) -> bytes:
+def file_of(*, seed: int) -> bytes:
     """Return a JPEG; another one for each seed from -1."""
     file = io.BytesIO()
     photo(np.random.default_rng(seed + 1), _WIDTH, _HEIGHT).save(file, "JPEG", quality=90)

@@ -142,9 +142,19 @@ class Server:
         return plain_http.get(f"{self.url}{path}", timeout=60)
 
     def metrics(self) -> dict[str, float]:
-        """Return each sample of ``/metrics`` by its name and labels as written."""
+        """Return each sample of ``/metrics`` by its name and labels as written.
+
+        On a busy machine the store may not answer in time, and ``/metrics`` has no sums then.
+        """
+        answers: list[httpx.Response] = []
+
+        def has_sums() -> bool:
+            answers.append(self.get("/metrics"))
+            return answers[-1].status_code != 503
+
+        wait_until(has_sums)
         samples = {}
-        for line in self.get("/metrics").text.splitlines():
+        for line in answers[-1].text.splitlines():
             if not line.startswith("#"):
                 name, _, value = line.rpartition(" ")
                 samples[name] = float(value)

@@ -35,6 +35,18 @@ class RayNodes:
     def __init__(self, ray: Any, holder: Any) -> None:
         self._ray, self._holder = ray, holder
 
+    def put(self, value: Any) -> Any:
+        """Store a value on this node; return a reference."""
+        return self._ray.put(value)
+
+    def actor_there(self, kind: type, *arguments: Any) -> Any:
+        """Start an actor on the other node."""
+        return self._ray.remote(num_cpus=0, resources={_THERE: 0.01})(kind).remote(*arguments)
+
+    def get(self, references: Any) -> Any:
+        """Wait for the results of calls."""
+        return self._ray.get(references)
+
     def fetch(self, number: int, nbytes: int) -> float:
         """Get new arrays of this size from the other node; return the milliseconds for all."""
         references = self._ray.get(self._holder.make.remote(number, nbytes))
@@ -63,6 +75,8 @@ def ray_nodes(net: Link) -> Iterator[RayNodes | None]:
     if not is_installed():
         yield None
         return
+    # Nodes that are started by hand have no token of the cluster.
+    os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
     ray: Any = importlib.import_module("ray")
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:
@@ -74,7 +88,7 @@ def ray_nodes(net: Link) -> Iterator[RayNodes | None]:
         ]
         try:
             _wait_for(ray, f"{net.here}:{port}", net.here)
-            actor = ray.remote(num_cpus=0, resources={_THERE: 0.1})(_Holder)
+            actor = ray.remote(num_cpus=0, resources={_THERE: 0.01})(_Holder)
             nodes = RayNodes(ray, actor.remote())
             nodes.fetch(1, 1 << 20)  # wait until it runs
             yield nodes

@@ -33,8 +33,9 @@ def test_the_record_has_its_keys() -> None:
     assert rows["afferent"]["open_ms"] > 0
     features_mib = 3 * 0.87
     assert rows["afferent"]["shared_mib"] >= features_mib - 1  # page tables are filled by the MiB
-    assert rows["copies"]["private_mib"] >= 2 * features_mib
-    assert rows["value"]["private_mib"] >= 4 * features_mib
+    # A heap may have a little space from before.
+    assert rows["copies"]["private_mib"] >= 0.9 * 2 * features_mib
+    assert rows["value"]["private_mib"] >= 0.9 * 4 * features_mib
     assert len(report.goals) == 2
     assert report.notes[0] == ray_store.MISSING
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -46,6 +46,20 @@ with stores.features() as features:
     items = [features.share(Image.new("RGB", (64, 64), (n, 0, 0))) for n in range(10)]
     print(stores(), flush=True)
     sys.stdin.read()
+"""
+
+JOB = """
+import sys
+import ray
+from afferent.ray import NodeStores
+from tests.ray.test_ray import NUM_ITEMS, dataset, mapped
+
+ray.init(sys.argv[1], logging_level="error", log_to_driver=False)
+ray.data.DataContext.get_current().enable_progress_bars = False
+stores = NodeStores("shapes", name=sys.argv[2], num_workers=1, arena_nbytes=512 << 20)
+out = mapped(dataset(NUM_ITEMS), stores, share=True, resources={"first": 0.1})
+for row in out.iter_rows():
+    print(row["id"], row["error"], flush=True)
 """
 
 
@@ -97,7 +111,15 @@ def dataset(count: int, blocks: int = 20) -> Any:
     return ray.data.range(count, override_num_blocks=blocks).map(with_png, num_cpus=0.5)
 
 
-def mapped(data: Any, *arguments: Any, size: int = 1, num_cpus: float = 0.5, **named: Any) -> Any:
+def mapped(
+    data: Any,
+    *arguments: Any,
+    size: int = 1,
+    num_cpus: float = 0.5,
+    scheduling_strategy: str = "DEFAULT",
+    resources: dict[str, float] | None = None,
+    **named: Any,
+) -> Any:
     import ray
 
     return data.map_batches(
@@ -107,6 +129,8 @@ def mapped(data: Any, *arguments: Any, size: int = 1, num_cpus: float = 0.5, **n
         compute=ray.data.ActorPoolStrategy(size=size),
         num_cpus=num_cpus,
         batch_size=100,
+        scheduling_strategy=scheduling_strategy,
+        resources=resources,
     )
 
 
@@ -338,11 +362,10 @@ def test_no_item_is_lost_or_comes_twice_when_a_process_is_killed(
     assert sorted(seen) == [(number, number) for number in range(NUM_ITEMS)]
 
 
-def addresses_of(stores: NodeStores) -> list[str]:
+def addresses_of(stores: NodeStores, *, nodes: Sequence[str] = ("first", "second")) -> list[str]:
     import ray
 
     on_node = ray.remote(num_cpus=0)(lambda stores: stores())
-    nodes = ("first", "second")
     return ray.get([on_node.options(resources={node: 0.1}).remote(stores) for node in nodes])
 
 
@@ -352,6 +375,42 @@ def kill_in_the_middle(kill: Callable[[], None], addresses: list[str]) -> None:
         found = [stack.enter_context(DaemonStore(each, name="test")) for each in addresses]
         wait_until(lambda: sum(store.stat().num_jobs_made for store in found) > NUM_ITEMS // 10)
     kill()
+
+
+def test_no_item_is_lost_or_comes_twice_when_a_node_ends(cluster: Any) -> None:
+    """A third node has a store, a stage that makes features, and one that opens them."""
+    node = cluster.add_node(
+        num_cpus=4, object_store_memory=128 * MiB, resources={"third": 1}, include_dashboard=False
+    )
+    import ray
+
+    cluster.wait_for_nodes()
+    stores = NodeStores("shapes", num_workers=1, arena_nbytes=256 * MiB)
+    try:
+        spread = {"scheduling_strategy": "SPREAD"}
+        shared = mapped(dataset(NUM_ITEMS), stores, share=True, size=3, **spread)
+        out = shared.map_batches(
+            Opener,
+            fn_constructor_args=(stores,),
+            compute=ray.data.ActorPoolStrategy(size=3),
+            num_cpus=0.5,
+            batch_size=100,
+            **spread,
+        )
+        (address,) = addresses_of(stores, nodes=("third",))
+
+        def end_node() -> None:
+            with DaemonStore(address, name="test") as store:
+                wait_until(lambda: store.stat().num_jobs_made > NUM_ITEMS // 20)
+            cluster.remove_node(node, allow_graceful=False)
+
+        with ThreadPoolExecutor(1) as thread:
+            ended = thread.submit(end_node)
+            seen = [(row["id"], row["seen"]) for row in out.iter_rows()]
+            ended.result()
+        assert sorted(seen) == [(number, number) for number in range(NUM_ITEMS)]
+    finally:
+        stores.end()
 
 
 def test_items_are_made_again_after_the_end_of_a_node(cluster: Any) -> None:
@@ -378,16 +437,40 @@ def test_items_are_made_again_after_the_end_of_a_node(cluster: Any) -> None:
         stores.end()
 
 
-def driver(cluster: Any, name: str) -> tuple[subprocess.Popen[str], str]:
+def driver(cluster: Any, name: str, program: str = DRIVER) -> tuple[subprocess.Popen[str], str]:
+    """Start a program; return it, and the first line that it prints."""
     process = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, cluster.address, name],
+        [sys.executable, "-c", program, cluster.address, name],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
     )
     assert process.stdout is not None
     return process, process.stdout.readline().strip()
+
+
+def test_the_job_of_a_killed_driver_goes_on_and_makes_no_item_twice(cluster: Any) -> None:
+    process, first = driver(cluster, "job", JOB)
+    assert process.stdout is not None
+    for _ in range(NUM_ITEMS // 10):
+        assert process.stdout.readline().endswith(" None\n"), first
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    again, first = driver(cluster, "job", JOB)
+    assert again.stdout is not None
+    lines = [first, *map(str.strip, again.stdout)]
+    assert again.wait() == 0
+    assert sorted(lines) == sorted(f"{number} None" for number in range(NUM_ITEMS))
+    stores = NodeStores("shapes", name="job", num_workers=1, arena_nbytes=512 * MiB)
+    try:
+        (address,) = addresses_of(stores, nodes=("first",))
+        with DaemonStore(address, name="test") as store:
+            num_checks = 2  # the stage of each driver first compares one random item
+            assert store.stat().num_jobs_made == NUM_ITEMS + num_checks
+    finally:
+        stores.end()
 
 
 def test_unnamed_stores_end_with_a_killed_driver(cluster: Any) -> None:
