@@ -173,7 +173,7 @@ fmt: setup  ## format the code
 bench: setup  ## run a benchmark, ARGS="codec --quick"
 	@$(BIN)/python -m benchmarks.run $(ARGS)
 
-bench-ray: setup .venv-ray/.ready  ## a benchmark with Ray beside it (NAME=store, tier or rollouts), ARGS="--quick"
+bench-ray: setup .venv-ray/.ready  ## a benchmark with Ray beside it (NAME=store, tier, rollouts, rollout_nodes or batch_job), ARGS="--quick"
 	@.venv-ray/bin/python -m benchmarks.run $(or $(NAME),store) $(ARGS)
 
 .venv-ray/.ready: $(VENV)/.ready tools/ray_env.py

@@ -130,9 +130,14 @@ class BusyMeter:
 
     def _read(self) -> tuple[float, float, float]:
         """Return busy and total ticks of the machine, and the ticks of this process tree."""
-        fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
-        ticks = [float(value) for value in fields]
-        return sum(ticks) - ticks[3] - ticks[4], sum(ticks), _tree_ticks()
+        return *machine_ticks(), _tree_ticks()
+
+
+def machine_ticks() -> tuple[float, float]:
+    """Return busy and total ticks of all cores."""
+    fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+    ticks = [float(value) for value in fields]
+    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
 
 
 def quiet_rounds(one_round: Callable[[], T], *, number: int, report: Report, what: str) -> list[T]:

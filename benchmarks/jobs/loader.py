@@ -21,5 +21,5 @@ class Processed(Dataset[Any]):
 
 
 def main(model: str, paths: Sequence[str]) -> int:
-    loader = DataLoader(Processed(model, paths), batch_size=None, num_workers=2)
+    loader = DataLoader(Processed(model, paths), batch_size=None, num_workers=2, prefetch_factor=8)
     return sum(len(made["pixel_values"]) for made in loader)

@@ -22,5 +22,5 @@ class Sizes(Dataset[int]):
 
 
 def main(model: str, paths: Sequence[str]) -> int:
-    sizes = DataLoader(Sizes(model, paths), batch_size=None, num_workers=2)
+    sizes = DataLoader(Sizes(model, paths), batch_size=None, num_workers=2, prefetch_factor=8)
     return sum(size > 0 for size in sizes)

@@ -17,6 +17,6 @@ def main(model: str, paths: Sequence[str]) -> int:
         fn_constructor_kwargs={"column": "path", "share": True},
         compute=ray.data.ActorPoolStrategy(size=1),
         num_cpus=1,
-        batch_size=64,
+        batch_size=32,
     )
     return sum(row["error"] is None for row in made.iter_rows())

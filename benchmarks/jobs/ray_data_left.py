@@ -26,6 +26,6 @@ def main(model: str, paths: Sequence[str]) -> int:
         fn_constructor_args=(model,),
         compute=ray.data.ActorPoolStrategy(size=2),
         num_cpus=1,
-        batch_size=8,
+        batch_size=32,
     )
     return sum(bool(row["size"] > 0) for row in made.iter_rows())

@@ -3,14 +3,17 @@
     python -m benchmarks.peers.offline_host SIDE MODEL [WAIT_MS]
 
 Each line of its input is a list of paths, as JSON. It asks one question about each image, and
-prints a line with the time that this took.
+prints a line with the time that this took, without the time to read the files.
 """
 
 from __future__ import annotations
 
 import base64
+import io
 import itertools
+import queue
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable, Sequence
@@ -19,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import pybase64
 from blake3 import blake3
 from PIL import Image
 
@@ -35,11 +39,11 @@ _ARGUMENTS: Final[dict[str, Any]] = {
     "max_model_len": 4096,
     "limit_mm_per_prompt": {"image": 1, "video": 0},
 }
-_BEST: Final = {"mm_processor_cache_type": "shm"}
+_BEST: Final = {"mm_processor_cache_gb": 0}
 
 Conversations = list[list[dict[str, Any]]]
-Chat = Callable[[Sequence[str]], Sequence[Sequence[int]]]
-"""Asks about the images of some paths; returns the tokens of the answers."""
+Chat = Callable[[Sequence[bytes], Conversations], Sequence[Sequence[int]]]
+"""Asks about the images of some files; returns the tokens of the answers."""
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -54,8 +58,10 @@ def main(side: str, model: str, wait_ms: str = "0") -> None:
     print(MARK, flush=True)
     for line in sys.stdin:
         paths = msgspec.json.decode(line, type=list[str])
+        files = [Path(path).read_bytes() for path in paths]
+        conversations = [_question(file) for file in files]
         start_s = time.perf_counter()
-        answers = chat(paths)
+        answers = chat(files, conversations)
         wall_s = time.perf_counter() - start_s
         digest = blake3(repr([list(each) for each in answers]).encode()).hexdigest(length=8)
         print(MARK + msgspec.json.encode(Done(wall_s, digest)).decode(), flush=True)
@@ -65,7 +71,7 @@ def _stock(model: str, _: float) -> Chat:
     from vllm import LLM
 
     llm = LLM(model, **_ARGUMENTS)
-    return lambda paths: _asked(llm, _conversations(paths))
+    return lambda _, conversations: _asked(llm, conversations)
 
 
 def _best(model: str, _: float) -> Chat:
@@ -74,9 +80,9 @@ def _best(model: str, _: float) -> Chat:
 
     llm = LLM(model, **_ARGUMENTS, **_BEST)
 
-    def chat(paths: Sequence[str]) -> Sequence[Sequence[int]]:
+    def chat(files: Sequence[bytes], _: Conversations) -> Sequence[Sequence[int]]:
         with ThreadPoolExecutor(_NUM_THREADS) as pool:
-            images = pool.map(_decoded, paths)
+            images = pool.map(_decoded, files)
             return _asked(llm, [_question(image) for image in images])
 
     return chat
@@ -86,7 +92,7 @@ def _afferent(model: str, _: float) -> Chat:
     from afferent.vllm import LLM
 
     llm = LLM(model, num_workers=_NUM_THREADS, **_ARGUMENTS)
-    return lambda paths: _asked(llm, _conversations(paths))
+    return lambda _, conversations: _asked(llm, conversations)
 
 
 def _waiting(model: str, wait_s: float) -> Chat:
@@ -98,8 +104,8 @@ def _waiting(model: str, wait_s: float) -> Chat:
 
     llm = LLM(model, num_workers=_NUM_THREADS)
 
-    def chat(paths: Sequence[str]) -> Sequence[Sequence[int]]:
-        outputs = llm.chat(_conversations(paths), use_tqdm=False)
+    def chat(_: Sequence[bytes], conversations: Conversations) -> Sequence[Sequence[int]]:
+        outputs = llm.chat(conversations, use_tqdm=False)
         return [[output.number] for output in outputs]
 
     return chat
@@ -108,13 +114,11 @@ def _waiting(model: str, wait_s: float) -> Chat:
 def _engine_only(_: str, wait_s: float) -> Chat:
     """Run that engine alone."""
 
-    def chat(paths: Sequence[str]) -> Sequence[Sequence[int]]:
+    def chat(_: Sequence[bytes], conversations: Conversations) -> Sequence[Sequence[int]]:
         llm = _WaitingLLM(wait_s)
-        numbers = []
-        for path in paths:
-            llm.enqueue_chat([path])
-            numbers += [[output.number] for output in llm.step()]
-        return numbers
+        for each in conversations:
+            llm.enqueue_chat([each])
+        return [[output.number] for _ in conversations for output in llm.step()]
 
     return chat
 
@@ -125,11 +129,10 @@ def _pool_only(model: str, _: float) -> Chat:
 
     features = Features(model, where="pool", num_workers=_NUM_THREADS, backend="torchvision")
 
-    def chat(paths: Sequence[str]) -> Sequence[Sequence[int]]:
-        urls = (each[0]["content"][0]["image_url"]["url"] for each in _conversations(paths))
-        sources = (base64.b64decode(url.partition(",")[2]) for url in urls)
-        made = features.share_many(sources)
-        return [[number] for number, _ in enumerate(made)]
+    def chat(_: Sequence[bytes], conversations: Conversations) -> Sequence[Sequence[int]]:
+        urls = (each[0]["content"][0]["image_url"]["url"] for each in conversations)
+        sources = (pybase64.b64decode(url.partition(",")[2], validate=True) for url in urls)
+        return [[number] for number, _ in enumerate(features.share_many(sources))]
 
     return chat
 
@@ -152,10 +155,6 @@ def _asked(llm: Any, conversations: Conversations) -> list[Sequence[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def _conversations(paths: Sequence[str]) -> Conversations:
-    return [_question(Path(path).read_bytes()) for path in paths]
-
-
 def _question(image: bytes | Image.Image) -> list[dict[str, Any]]:
     part: dict[str, Any]
     if isinstance(image, bytes):
@@ -166,41 +165,44 @@ def _question(image: bytes | Image.Image) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}]
 
 
-def _decoded(path: str) -> Image.Image:
-    with Image.open(path) as image:
+def _decoded(file: bytes) -> Image.Image:
+    with Image.open(io.BytesIO(file)) as image:
         return image.convert("RGB")
 
 
 class _WaitingLLM:
-    """Stand-in for `vllm.LLM` and its engine: each request takes so long, one after another."""
+    """Stand-in for `vllm.LLM` and its engine: each request takes so long, one after another.
+
+    The engine runs beside the program, as vLLM's does.
+    """
 
     def __init__(self, wait_s: float) -> None:
         self._wait_s = wait_s
-        self._waiting: list[str] = []
+        self._waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._numbers = itertools.count()
         self.llm_engine = self
+        threading.Thread(target=self._run, daemon=True).start()
 
     def enqueue_chat(self, prompts: Sequence[Any], **_: Any) -> list[str]:
         """Add one prompt; return its id."""
-        number = str(next(self._numbers))
-        self._waiting.append(number)
+        self._waiting.put(number := str(next(self._numbers)))
         return [number]
 
     def step(self) -> list[Any]:
         """Wait for the end of a request, and return its output."""
-        if not self._waiting:
-            return []
-        number = self._waiting.pop(0)
-        time.sleep(self._wait_s)
+        number = self._ended.get()
         done = types.SimpleNamespace(finish_reason="length")
         output = types.SimpleNamespace(
             finished=True, request_id=number, number=int(number), outputs=[done]
         )
         return [output]
 
-    def abort_request(self, requests: Sequence[str], *, internal: bool) -> None:
-        """Forget them."""
-        self._waiting = [each for each in self._waiting if each not in requests]
+    def _run(self) -> None:
+        while True:
+            number = self._waiting.get()
+            time.sleep(self._wait_s)
+            self._ended.put(number)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain, tee
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -345,16 +346,14 @@ class LLM:
                 yield _Prepared(index, prompt, ())
             return
 
-        def images_of(prompt: Any) -> list[Any]:  # twice, rather than all decoded at once
-            return self._accepted(finder(prompt))
-
         route = _Referring(self._features, tokens, lambda: self._collect_released(wait_s=0.0))
-        sources = (source for _, prompt in prompts for source in images_of(prompt))
+        # The pipeline is ahead by its items in flight: only these images are kept.
+        all_images, images_again = tee(self._accepted(finder(prompt)) for _, prompt in prompts)
         in_flight = self._features._workplace.num_in_flight(None)
-        made = pipeline(sources, route, in_flight=in_flight)
+        made = pipeline(chain.from_iterable(all_images), route, in_flight=in_flight)
         try:
-            for index, prompt in prompts:
-                results = [self._following(made, each, route) for each in images_of(prompt)]
+            for (index, prompt), images in zip(prompts, images_again, strict=True):
+                results = [self._following(made, each, route) for each in images]
                 good = [each for each in results if isinstance(each, _Made)]
                 for each in results:
                     if isinstance(each, FailedItem):

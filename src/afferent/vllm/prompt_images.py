@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import binascii
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
+
+import pybase64
 
 from afferent.engines.references import FeaturesReference
 
@@ -107,7 +108,7 @@ def _of_url(url: str, allowed: Path | None) -> Any:
     if url.startswith(_DATA):
         head, _, text = url.partition(",")
         try:
-            return base64.b64decode(text, validate=True) if head.endswith(";base64") else None
+            return pybase64.b64decode(text, validate=True) if head.endswith(";base64") else None
         except binascii.Error:  # vLLM reports it in its own words
             return None
     split = urlsplit(url)
