@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 
 import msgspec
 
@@ -63,6 +64,8 @@ class Keeper:
         self._budget = TenantBudget(
             settings.tenant_nbytes, ttl_s=settings.ttl_s, own=settings.nbytes_by_tenant
         )
+        self._writing: Counter[str] = Counter()
+        """Bytes that are being written for each tenant, which may not be in the budget yet."""
         self._free_at_s = 0.0
 
     async def run(self) -> None:
@@ -93,10 +96,16 @@ class Keeper:
         nbytes = order.target.nbytes
         self._model.made(what.kind, nbytes=nbytes, expected_us=what.cost_us, took_us=what.made_us)
         wanted = self._choose(what, nbytes)
+        writing = nbytes if wanted == "kept" else 0
+        self._writing[what.tenant] += writing
         try:
             outcome = await self._access.call(lambda: self._settle(order, what, wanted))
         except TierUnavailable:
             outcome = "unavailable"
+        finally:
+            self._writing[what.tenant] -= writing
+            if not self._writing[what.tenant]:
+                del self._writing[what.tenant]
         KEPT.labels(outcome).inc()
         if outcome == "kept":
             KEPT_BYTES.labels().inc(nbytes)
@@ -107,7 +116,8 @@ class Keeper:
         pays = self._model.keeps(what.kind, nbytes=nbytes, made_us=what.made_us)
         if not pays or nbytes > self._settings.max_nbytes:
             return "left_out"
-        has_room = self._budget.has_room(what.tenant, nbytes, now_s=time.monotonic())
+        written = nbytes + self._writing[what.tenant]
+        has_room = self._budget.has_room(what.tenant, written, now_s=time.monotonic())
         return "kept" if has_room else "over_quota"
 
     # In a thread
