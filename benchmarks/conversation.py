@@ -147,10 +147,10 @@ def _conversation(
         else:
             path = "/v1/chat/completions"
             body |= {"messages": said, "max_tokens": 8}
-        before, start_s = _cpu_ms(processes), time.perf_counter()
+        before, start_s = cpu_ms(processes), time.perf_counter()
         text, previous, first_s = _streamed(port, path, json.dumps(body))
         found.first_token_ms.append(1e3 * (first_s - start_s))
-        found.cpu_ms.append(_cpu_ms(processes) - before)
+        found.cpu_ms.append(cpu_ms(processes) - before)
         said.append({"role": "assistant", "content": text})
     return found
 
@@ -184,7 +184,7 @@ def _streamed(port: int, path: str, body: str) -> tuple[str, str, float]:
     return text, answer_id, first_s
 
 
-def _cpu_ms(processes: list[psutil.Process]) -> float:
+def cpu_ms(processes: list[psutil.Process]) -> float:
     """Return the processor time of all threads; more exact than the ticks of ``/proc/PID/stat``."""
     tasks = [task for each in processes for task in Path(f"/proc/{each.pid}/task").iterdir()]
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e6

@@ -29,6 +29,8 @@ from PIL import Image
 MARK: Final = "RESULT "
 NUM_TOKENS: Final = 1
 _NUM_THREADS: Final = 2
+_ARENA_NBYTES: Final = 2 * 2**30
+"""Of all sides: pages of an arena that are used for the first time cost time."""
 _OPTIONS: Final[dict[str, Any]] = {
     "use_tqdm": False,
     "chat_template_content_format": "openai",
@@ -102,7 +104,7 @@ def _waiting(model: str, wait_s: float) -> Chat:
     sys.modules["vllm"] = stand_in
     from afferent.vllm import LLM
 
-    llm = LLM(model, num_workers=_NUM_THREADS)
+    llm = LLM(model, num_workers=_NUM_THREADS, arena_nbytes=_ARENA_NBYTES)
 
     def chat(_: Sequence[bytes], conversations: Conversations) -> Sequence[Sequence[int]]:
         outputs = llm.chat(conversations, use_tqdm=False)
@@ -127,7 +129,13 @@ def _pool_only(model: str, _: float) -> Chat:
     """Prepare the images alone, with all cores."""
     from afferent import Features
 
-    features = Features(model, where="pool", num_workers=_NUM_THREADS, backend="torchvision")
+    features = Features(
+        *(model,),
+        where="pool",
+        num_workers=_NUM_THREADS,
+        backend="torchvision",
+        arena_nbytes=_ARENA_NBYTES,
+    )
 
     def chat(_: Sequence[bytes], conversations: Conversations) -> Sequence[Sequence[int]]:
         urls = (each[0]["content"][0]["image_url"]["url"] for each in conversations)

@@ -50,7 +50,8 @@ class ReceivedItem:
         name: Client's id of it; one of them, if there are several.
         is_recalled: Whether it was sent, and its bytes were neither fetched nor kept: its features
             existed. So it is with pages of documents.
-        is_new: Whether it is a page whose features this request has made before.
+        is_new: Whether this request has made its features before: those of a page, or of an image
+            while the rest of the body arrived.
         copies: The encoded bytes, as often as they were sent; empty if they were not sent.
         header: Header of an image, its bound, or header of a file that Afferent does not decode; a
             video or audio clip has none yet.

@@ -382,6 +382,17 @@ class ItemReader:
             raise InvalidMedia(f"the {modality} file is empty")
         return None
 
+    def decodes(self, data: memoryview, tenant: str) -> bool:
+        """Return whether these are the bytes of an image that is decoded here."""
+        if self._accepted is Accepted.MEASURED or Modality.IMAGE not in self._modalities:
+            return False
+        limits = self._limits_by_tenant.get(tenant, self._limits)
+        try:
+            header = probe_accepted(data, limits, self._accepted)
+        except InvalidMedia:
+            return False
+        return isinstance(header, ImageHeader | ImageBound)
+
     @property
     def _accepts_frames(self) -> bool:
         return self._accepted in (Accepted.KNOWN, Accepted.ALL)
@@ -401,7 +412,7 @@ class ItemReader:
             max_pixels=self._max_pixels(part.media),
             name=part.name,
             is_recalled=part.is_recalled,
-            is_new=isinstance(part.media.source, SeenMedia) and part.media.source.is_new,
+            is_new=any(_is_new(part.media) for part, _, _ in same),
             copies=[came.raw for came in sent],
             header=sent[-1].header if sent else None,
             alias=sent[-1].alias if len({came.alias for came in sent}) == 1 else b"",
@@ -421,6 +432,10 @@ class ItemReader:
             return 0
         is_low = part.detail == "low"
         return part.max_pixels or (self._low_detail_pixels if is_low else 0)
+
+
+def _is_new(part: MediaPart) -> bool:
+    return isinstance(part.source, SeenMedia | RawMedia) and part.source.is_new
 
 
 def _left_out(part: MediaPart) -> MediaPart | None:

@@ -21,6 +21,7 @@ from afferent.errors import Param, StoreFull, TooManyItems, UnsupportedMedia
 from afferent.files.file_store import FileStore
 from afferent.items.acquire import Maker, count, handle_if_there, handle_of, summary
 from afferent.items.documents import DocumentReader
+from afferent.items.early import EarlyItems
 from afferent.items.forwarded import tensor_nbytes
 from afferent.items.item import File, Processor, ReceivedItem, RequestItems
 from afferent.items.names import Names
@@ -28,7 +29,7 @@ from afferent.items.plan import Planner, features_job
 from afferent.items.receive import MEDIA_BYTES, ItemReader, not_cached
 from afferent.items.request import ItemRequest, MediaPart
 from afferent.keys import PLACEMENT_NBYTES
-from afferent.media.body.raw import PAGE
+from afferent.media.body.raw import COPY, PAGE
 from afferent.media.families.plan import Prompt
 from afferent.media.headers.probe import Accepted, ImageHeader
 from afferent.media.workers.jobs import InputRange, Planned
@@ -136,6 +137,7 @@ class ItemStage:
             limits=settings.limits,
             num_workers=settings.num_workers,
         )
+        self.early = EarlyItems(store, gate, self, num_workers=settings.num_workers)
 
     def takes(self, modality: Modality) -> bool:
         """Whether the model supports this modality."""
@@ -213,7 +215,7 @@ class ItemStage:
         items = await self._reader.read(request, trace, may_recall=may_recall)
         for item in items.distinct:
             for raw in item.copies:
-                if raw.origin != PAGE:
+                if raw.origin not in (PAGE, COPY):
                     MEDIA_BYTES.labels(item.modality, raw.origin).inc(raw.nbytes)
         return items
 
@@ -234,6 +236,10 @@ class ItemStage:
             StoreUnavailable: Try again.
         """
         return await self._reader.knows(request_id, tenant, digest)
+
+    def decodes(self, data: memoryview, tenant: str) -> bool:
+        """Return whether these are the bytes of an image that is decoded here."""
+        return self._reader.decodes(data, tenant)
 
     async def make_ahead(self, request: ItemRequest, trace: Trace) -> list[bool]:
         """Make the features of items before the request that counts them as its own.
@@ -363,6 +369,7 @@ class ItemStage:
         return [ready[item] for item in items.in_order]
 
     async def close(self) -> None:
+        await self.early.close()
         await self.documents.close()
         await self._reader.close()
 
@@ -496,7 +503,7 @@ def _count_outcomes(
     is_ahead: bool,
 ) -> None:
     words = Counter(
-        (item.modality, "made" if item.is_new else _word(*outcomes))
+        (item.modality, _word(item, *outcomes))
         for item, *outcomes in zip(items, found, settled, strict=True)
     )
     for (modality, word), number in words.items():
@@ -515,10 +522,12 @@ _MOST_SETTING = {
 }
 
 
-def _word(found: Outcome, settled: Outcome) -> str:
+def _word(item: ReceivedItem, found: Outcome, settled: Outcome) -> str:
     """Return the metric label of an item's outcomes: before the jobs, and after them."""
     if isinstance(settled, Failed):
         return "failed"
+    if item.is_new:
+        return "made"
     if isinstance(found, Scheduled):
         is_fetched = any(span.stage == FETCHED for span in spans_of(settled))
         return "fetched" if is_fetched else "made"

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from afferent.admission.gate import Gate
 from afferent.config import Limits, RequestLimits
 from afferent.errors import BodyTooLarge, BodyTooSlow, MediaTooLarge
+from afferent.items.early import EarlyBody
 from afferent.media.body.cutter import BodyCutter, MediaKeys
 from afferent.media.body.json_keys import check_keys
 from afferent.media.body.json_text import check_encoding
@@ -27,6 +28,9 @@ _MOST_KNOWN_TIMES = 8
 """Length of a body with known media, in limits of a body."""
 _LEAST_KNOWN_NBYTES = 64 << 10
 """Smaller items count in any case: a lookup costs more than it could spare."""
+_LEAST_EARLY_NBYTES = 256 << 10
+_LEAST_LEFT_NBYTES = 1 << 20
+"""Smaller images, and those near the end of a body, are not begun early: it would not be faster."""
 _SMALL_NBYTES = 1 << 20
 _SMALL_TIMEOUT_S = 30.0
 _JSON_WINDOW_NBYTES = 16 << 10
@@ -47,10 +51,12 @@ class BodyReader:
         tenant: str = "",
         paths: Collection[tuple[str | None, ...]] | None = None,
         knows: Callable[[bytes], Awaitable[bool]] | None = None,
+        early: EarlyBody | None = None,
     ) -> None:
         """Create it.
 
         Args:
+            early: Begins the features of the body's images while the rest of it arrives.
             knows: Returns whether there are features of media with this digest. In a body that is
                 longer than the limit, such media are not kept, and do not count.
             paths: Locations of media in JSON that is passed on without parsing: its text may be
@@ -76,6 +82,8 @@ class BodyReader:
         self._num_looked_up = self._num_known = 0
         self._digests: dict[int, bytes] = {}  # of items that were looked up
         self._left_out: dict[int, RawMedia] = {}
+        self._early = early
+        self._num_offered = 0
 
     def first_item(self, nbytes: int) -> tuple[str, bytes] | None:
         """Return the text before the base64 of the first item, and its first ``nbytes`` bytes.
@@ -132,6 +140,8 @@ class BodyReader:
                     await self._leave_out_known()
                     self._check_size(self._num_cut - self._num_known)
                 await pace.rest()
+            if self._early is not None and _has_more(announced, self._num_read):
+                await self._begin_early(self._early)
             if follow is not None:
                 await follow(chunk)
         cut = self._cutter.finish()
@@ -140,9 +150,11 @@ class BodyReader:
             await pace.rest()
         media = self._buffer.finish(self._sink.parts, origin="data")
         media = [
-            self._left_out.get(index) or replace(raw, digest=self._digests.get(index))
+            self._left_out.get(index) or self._with_digest(raw, self._digests.get(index))
             for index, raw in enumerate(media)
         ]
+        if self._early is not None:
+            self._early.finish(cut.json)
         by_marker = {
             item.marker: replace(raw, is_frames=True) if item.is_frames else raw
             for item, raw in zip(cut.media, media, strict=True)
@@ -196,6 +208,24 @@ class BodyReader:
                 self._left_out[index] = RawMedia("data", nbytes, digest=digest)
                 self._num_known += nbytes * 4 // 3
         self._num_looked_up = len(self._sink.parts)
+
+    async def _begin_early(self, early: EarlyBody) -> None:
+        """Begin the images that have ended, in order."""
+        if self._buffer.is_on_heap:
+            return
+        for index in range(self._num_offered, len(self._sink.parts)):
+            start, nbytes = self._sink.parts[index]
+            if nbytes >= _LEAST_EARLY_NBYTES:
+                if not early.may_begin(self._cutter.text):
+                    return
+                digest = await early.begin(self._buffer.view(start, nbytes))
+                if digest is not None:
+                    self._digests[index] = digest
+            self._num_offered = index + 1
+
+    def _with_digest(self, raw: RawMedia, digest: bytes | None) -> RawMedia:
+        is_new = self._early is not None and self._early.is_new(digest)
+        return replace(raw, digest=digest, is_new=is_new)
 
     def _check_size(self, nbytes: int) -> None:
         most = self._limits.max_body_nbytes
@@ -284,6 +314,11 @@ def _is_longer(announced: int | None, limits: RequestLimits) -> bool:
     """Whether a body is longer than its limit, but not so long that it is refused at once."""
     most = limits.max_body_nbytes
     return announced is not None and most < announced <= _MOST_KNOWN_TIMES * most
+
+
+def _has_more(announced: int | None, num_read: int) -> bool:
+    """Whether much of a body may still come."""
+    return announced is None or announced - num_read >= _LEAST_LEFT_NBYTES
 
 
 def announced_nbytes(request: Request) -> int | None:

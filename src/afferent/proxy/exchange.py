@@ -239,6 +239,7 @@ class Passage:
             tenant=tenant,
             paths=media_locations.paths_at(path),
             knows=partial(self._stage.knows, exchange.id, tenant) if self._inline is None else None,
+            early=self._stage.early(exchange.share) if self._inline is None else None,
         )
         stream = exchange.stream
         follow = None if stream is None else partial(stream.follow, reader)

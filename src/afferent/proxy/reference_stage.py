@@ -23,6 +23,7 @@ from afferent.errors import (
     StoreRestarted,
     StoreUnavailable,
 )
+from afferent.items.early import EarlyBody
 from afferent.items.item import File, ReceivedItem, RequestItems
 from afferent.items.request import ItemRequest
 from afferent.items.stage import ItemStage
@@ -154,6 +155,11 @@ class ReferenceStage:
         files = await self._items.keep_bytes(request_id, found, trace)
         await self._items.enter_forwarded(request_id, found, trace)
         return self._raw(request, found, files)
+
+    def early(self, share: Share) -> EarlyBody | None:
+        """Return what begins a body's images while the rest of it arrives, if features are made."""
+        makes_any = self._makes_any(Modality.IMAGE) and self._upstream.takes(Modality.IMAGE, None)
+        return self._items.early.body(share) if makes_any else None
 
     @property
     def items(self) -> ItemStage:

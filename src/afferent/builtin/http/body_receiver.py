@@ -34,9 +34,17 @@ class BodyReceiver:
         self._settings, self._files = settings, files
 
     async def receive(
-        self, request: Request, own: RequestScope, media_keys: MediaKeys
+        self,
+        request: Request,
+        own: RequestScope,
+        media_keys: MediaKeys,
+        *,
+        begins_early: bool = False,
     ) -> ReceivedBody:
         """Return the body of an admitted request, with its media and the files that it names.
+
+        Args:
+            begins_early: Whether features of images are made while the rest arrives.
 
         Raises:
             InvalidRequest: It is too large or too slow, or its media are at the wrong places.
@@ -50,6 +58,7 @@ class BodyReceiver:
             *(self._settings.limits_of(share), media_keys),
             tenant=share.tenant,
             knows=partial(self._pipeline.knows, own.id, share.tenant),
+            early=self._pipeline.early(share) if begins_early else None,
         )
         body = await reader.read(request)
         files = await look_up(body.json, self._files, tenant=share.tenant)

@@ -154,7 +154,9 @@ class ConversationApi:
     async def _read(
         self, call: Call, decoder: msgspec.json.Decoder[Body]
     ) -> tuple[ReceivedBody, Body]:
-        body = await self.receiver.receive(call.request, call.own, openai.MEDIA_KEYS)
+        body = await self.receiver.receive(
+            call.request, call.own, openai.MEDIA_KEYS, begins_early=True
+        )
         call.own.trace.media = "none"  # until features are made
         return body, schema.decode(decoder, body.json or b"{}", None)
 

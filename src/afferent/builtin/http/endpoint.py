@@ -152,14 +152,18 @@ class Endpoint:
                 return
         await answer(scope, receive, send)
 
-    async def _receive(self, exchange: _Exchange) -> tuple[ReceivedBody, Share]:
+    async def _receive(
+        self, exchange: _Exchange, *, begins_early: bool = False
+    ) -> tuple[ReceivedBody, Share]:
         request = exchange.request
         share = await exchange.own.admit(request.headers, request.scope)
-        body = await self._receiver.receive(request, exchange.own, self._api.media_keys)
+        body = await self._receiver.receive(
+            request, exchange.own, self._api.media_keys, begins_early=begins_early
+        )
         return body, share
 
-    async def _read(self, exchange: _Exchange) -> Call:
-        body, share = await self._receive(exchange)
+    async def _read(self, exchange: _Exchange, *, begins_early: bool = False) -> Call:
+        body, share = await self._receive(exchange, begins_early=begins_early)
         start_ns = time.monotonic_ns()
         call = self._api.parse(
             body,
@@ -226,7 +230,7 @@ class Endpoint:
         return rendered
 
     async def _answer(self, exchange: _Exchange) -> Response:
-        own, call = exchange.own, await self._read(exchange)
+        own, call = exchange.own, await self._read(exchange, begins_early=True)
         outputs = self._pipeline.run(call.generate, own)
         if call.is_kept or call.conversation_id is not None:
             outputs = self._history.follow(call, outputs)

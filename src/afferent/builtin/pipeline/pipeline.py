@@ -112,7 +112,7 @@ class Pipeline:
         self.store = store
         self.engine = engine
         self._prompts = prompts
-        self._items, self.knows = items, items.knows
+        self._items, self.knows, self.early = items, items.knows, items.early.body
         self._sampling = sampling
 
     @property

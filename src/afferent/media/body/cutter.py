@@ -247,6 +247,11 @@ class BodyCutter:
         """Text before the base64 of the first item; empty before an item has begun."""
         return self._media[0].head if self._media else self._head
 
+    @property
+    def text(self) -> bytearray:
+        """JSON as far as it has come, with markers; not to be kept."""
+        return self._json.text
+
     def feed(self, chunk: bytes | memoryview) -> None:
         """Process the body's next bytes.
 

@@ -77,6 +77,11 @@ class JsonText:
         self._text += marker
         self._markers_nbytes += len(marker)
 
+    @property
+    def text(self) -> bytearray:
+        """The text as far as it has come; not to be kept."""
+        return self._text
+
     def finish(self) -> bytes:
         """Return the whole text. Raises as `append` does."""
         if self._is_parsed:

@@ -16,7 +16,7 @@ import numpy as np
 
 from afferent import keys
 from afferent.admission.gate import Gate
-from afferent.errors import ArenaTooSmall, MediaTooLarge
+from afferent.errors import ArenaTooSmall, InternalError, MediaTooLarge
 from afferent.media.body.shared_room import SharedRoom
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import SealItem
@@ -27,6 +27,8 @@ SMALL_NBYTES = 256 * KiB
 _MAX_STEP_NBYTES = 4 * MiB
 PAGE = "page"
 """Origin of an image that a worker has made of a document's page or a video's frame."""
+COPY = "copy"
+"""Origin of a copy of an item whose features are made before its request is complete."""
 
 
 class HeapAllowance:
@@ -52,11 +54,12 @@ class RawMedia:
 
     Attributes:
         origin: Source of the bytes: ``data``, ``fetch``, ``tier`` where another node had fetched
-            them, or `PAGE`.
+            them, `PAGE`, or `COPY`.
         fresh_s: Time for which they are a valid copy of their URL's content.
         digest: Digest of the bytes, where it was computed as they came.
         took_us: Duration of their transfer from a media host.
         is_frames: They are the base64 text of a video's frames, with commas between them.
+        is_new: The features of the item did not exist, and were begun while its body arrived.
     """
 
     origin: str
@@ -69,6 +72,7 @@ class RawMedia:
     digest: bytes | None = None
     took_us: int = 0
     is_frames: bool = False
+    is_new: bool = False
 
     @property
     def is_left_out(self) -> bool:
@@ -173,6 +177,12 @@ class RawBuffer:
         """Return a copy of these bytes."""
         held = self._heap if self._block is None else self._block
         return bytes(held[start : start + nbytes])
+
+    def view(self, start: int, nbytes: int) -> memoryview:
+        """Return these bytes, which are in the arena; valid until more are written."""
+        if self._block is None:
+            raise InternalError("these bytes are not in the arena")
+        return self._block[start : start + nbytes]
 
     def digest(self, start: int, nbytes: int) -> bytes:
         """Return the digest of these bytes."""
