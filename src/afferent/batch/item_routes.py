@@ -95,7 +95,11 @@ def pipeline(
             while isinstance(entry.error, StoreFull) and waiting:
                 yield _collected(waiting.popleft(), route, outage)
                 entry = _submitted(index, source, route, may_wait=not waiting)
-            waiting.append(entry)
+            if isinstance(entry.error, StoreFull):
+                # Now: the next items would take the space that this one needs.
+                yield _collected(entry, route, outage)
+            else:
+                waiting.append(entry)
         while waiting:
             yield _collected(waiting.popleft(), route, outage)
     finally:

@@ -49,13 +49,14 @@ _numbers = itertools.count()  # concurrent calls share a connection, which knows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """Item whose features are being made; its request pins them.
+    """Item whose features are being made; its request pins them and the ``file``.
 
     ``nbytes`` is the space that it has in the store.
     """
 
     request: str
     key: ContentKey
+    file: Handle
     outcome: Outcome
     nbytes: int
 
@@ -148,7 +149,8 @@ class StoreSteps:
         if isinstance(outcome, Failed):
             raise outcome.failure.error()
         # The request keeps its pin on the file until it ends: one message less for each item.
-        return Submitted(request=request, key=key, outcome=outcome, nbytes=nbytes + len(data))
+        nbytes += len(data)
+        return Submitted(request=request, key=key, file=raw, outcome=outcome, nbytes=nbytes)
 
     def _planned(self, data: memoryview, modality: Modality) -> Planned | ImageHeader | None:
         """Return the plan of an image, or as much of it as only a worker can complete."""

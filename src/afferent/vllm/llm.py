@@ -443,6 +443,7 @@ class _Referring(ThroughStore[_Made]):
         steps, submitted = ticket.steps, ticket.submitted
         try:
             handle = run(steps.settled(submitted))
+            steps.verbs.unpin(submitted.request, [submitted.file])  # the request may run for long
             tree: Any = codec.view(steps.verbs.block(handle))
             reference = self._tokens.reference(
                 Modality.IMAGE,
