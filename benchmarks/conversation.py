@@ -6,11 +6,14 @@ sends the new message alone and names the answer before it (Responses). The base
 sends all messages to a server without a prefix cache.
 
 A sample is one conversation: the time to the first token and the processor time of the frontends,
-the store daemon and the preprocess workers, early (turns 2 to 5) and late (37 to 40).
+the store daemon and the preprocess workers, early (turns 2 to 5) and late (37 to 40). After each of
+these turns the same body is sent with the name of no model: the server reads, decodes and parses
+it, and refuses it. ``read_ms`` is the processor time of that, and ``cpu_ratio`` compares the time
+beyond it.
 
 Expected before the measurement: late first tokens come as early as early ones by id, and 1.5 times
 as late again, as the server reads and looks up 39 more images; without a prefix cache ten times as
-late. Processor time late beside early: 1.5 by id, 4 again.
+late. Processor time late beside early, beyond reading the bytes: 1.5 by id and again.
 """
 
 from __future__ import annotations
@@ -38,7 +41,10 @@ from tests.images import encoded
 from tests.server import data_url
 
 QUESTION = "What does a late turn of a conversation cost beside an early one?"
-COLUMNS = ("side", "early_ms", "late_ms", "ratio", "early_cpu_ms", "late_cpu_ms", "cpu_ratio")
+COLUMNS = (
+    *("side", "early_ms", "late_ms", "ratio"),
+    *("early_cpu_ms", "late_cpu_ms", "early_read_ms", "late_read_ms", "cpu_ratio"),
+)
 NUM_TURNS = 40
 _TURNS_AT_EACH_END = 4
 _START_TIMEOUT_S = 120.0
@@ -55,6 +61,7 @@ class _Turns:
 
     first_token_ms: list[float] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)
+    read_ms: list[float] = field(default_factory=list)
 
 
 def num_steps(*, quick: bool) -> int:
@@ -65,7 +72,8 @@ def run(*, quick: bool, after_sample: AfterSample, turns: int = NUM_TURNS) -> Re
     """Run the benchmark with conversations of so many turns."""
     report = Report("conversation", QUESTION)
     report.notes.append(
-        "early: turns 2 to 5; late: the last four; cpu: frontends, store and preprocess workers"
+        "early: turns 2 to 5; late: the last four; cpu: frontends, store and preprocess workers; "
+        "read: of that, reading and parsing the bytes; cpu_ratio: late / early, beyond that"
     )
     meter = BusyMeter()
     with contextlib.ExitStack() as stack:
@@ -98,15 +106,26 @@ def _num_samples(*, quick: bool) -> int:
 def _measured(conversations: list[_Turns]) -> dict[str, list[float]]:
     early, late = slice(1, 1 + _TURNS_AT_EACH_END), slice(-_TURNS_AT_EACH_END, None)
     found: dict[str, list[float]] = {}
-    for prefix, ratio, values in (
-        ("", "ratio", [each.first_token_ms for each in conversations]),
-        ("cpu_", "cpu_ratio", [each.cpu_ms for each in conversations]),
+    for prefix, values in (
+        ("", [each.first_token_ms for each in conversations]),
+        ("cpu_", [each.cpu_ms for each in conversations]),
+        ("read_", [each.read_ms for each in conversations]),
     ):
-        begins = [statistics.mean(each[early]) for each in values]
-        ends = [statistics.mean(each[late]) for each in values]
-        found[f"early_{prefix}ms"], found[f"late_{prefix}ms"] = begins, ends
-        found[ratio] = [end / begin for begin, end in zip(begins, ends, strict=True)]
-    return found
+        found[f"early_{prefix}ms"] = [statistics.mean(each[early]) for each in values]
+        found[f"late_{prefix}ms"] = [statistics.mean(each[late]) for each in values]
+    ends, begins = found["late_ms"], found["early_ms"]
+    found["ratio"] = [end / begin for begin, end in zip(begins, ends, strict=True)]
+    beyond = {
+        when: [
+            cpu - read
+            for cpu, read in zip(found[f"{when}_cpu_ms"], found[f"{when}_read_ms"], strict=True)
+        ]
+        for when in ("early", "late")
+    }
+    found["cpu_ratio"] = [
+        end / begin for begin, end in zip(beyond["early"], beyond["late"], strict=True)
+    ]
+    return {name: found[name] for name in COLUMNS[1:]}
 
 
 @contextlib.contextmanager
@@ -135,7 +154,7 @@ def _conversation(
     port, processes = server
     found, previous = _Turns(), ""
     said: list[dict[str, Any]] = []
-    for _ in range(turns):
+    for turn in range(turns):
         url = data_url(encoded(draw_image(np.random.default_rng(next(pictures))).image, "PNG"))
         said = [] if is_by_id else said
         said.append(_message(url, is_by_id=is_by_id))
@@ -151,8 +170,23 @@ def _conversation(
         text, previous, first_s = _streamed(port, path, json.dumps(body))
         found.first_token_ms.append(1e3 * (first_s - start_s))
         found.cpu_ms.append(cpu_ms(processes) - before)
+        is_measured = 0 < turn <= _TURNS_AT_EACH_END or turn >= turns - _TURNS_AT_EACH_END
+        unknown = json.dumps(body | {"model": "none"})
+        found.read_ms.append(_refused_ms(port, path, unknown, processes) if is_measured else 0.0)
         said.append({"role": "assistant", "content": text})
     return found
+
+
+def _refused_ms(port: int, path: str, body: str, processes: list[psutil.Process]) -> float:
+    """Return the processor time of a request that is read, and refused."""
+    before_ms, connection = cpu_ms(processes), http.client.HTTPConnection("127.0.0.1", port)
+    with contextlib.closing(connection):
+        connection.request("POST", path, body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        answer.read()
+    if answer.status != 404:
+        raise RuntimeError(f"a model that does not exist was answered with {answer.status}")
+    return cpu_ms(processes) - before_ms
 
 
 def _message(url: str, *, is_by_id: bool) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from tests.end_to_end.web_thread import runner_of, served
 WIDTH = 64
 WEIGHTS = keys.frame(b"a stand-in's weights")
 ENCODER = Encoder(WEIGHTS, WIDTH * 8)
+COMMIT = '{"type": "input_audio_buffer.commit", "final": true}'
 _REFERENCE = re.compile(r'"(afferent:[^"]+)"')
 
 
@@ -116,7 +117,10 @@ class StandIn:
             raise
 
     async def _talk(self, request: web.Request) -> web.WebSocketResponse:
-        """Send back each message twice; close on "go", and note the code of the close."""
+        """Send back each message twice; close on "go", and note the code of the close.
+
+        The end of the audio is answered as by vLLM.
+        """
         headers = {name.lower(): value for name, value in request.headers.items()}
         self.heard.append(Heard(request.method, request.raw_path, headers, b""))
         talk = web.WebSocketResponse(protocols=("b", "c"))
@@ -124,6 +128,8 @@ class StandIn:
         async for message in talk:
             if message.data == "go":
                 await talk.close(code=4321)
+            elif message.data == COMMIT:
+                await talk.send_json({"type": "transcription.done", "text": "hello"})
             elif message.type is web.WSMsgType.TEXT:
                 await talk.send_str(message.data * 2)
             else:

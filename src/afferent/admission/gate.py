@@ -159,10 +159,16 @@ class Gate:
                 )
 
     async def enter_forwarded(self, request: str, nbytes: int, *, limit_nbytes: int) -> None:
-        """Enter with media that the engine processes itself.
+        """Enter with media that the engine processes itself: `admit_forwarded`, then `enter`.
 
-        In addition to `enter`, wait until the engine's tensors of all such media are within a
-        limit.
+        Raises:
+            NoPermitLeft, DeadlineExceeded: As from `enter`.
+        """
+        await self.admit_forwarded(request, nbytes, limit_nbytes=limit_nbytes)
+        await self.enter(request)
+
+    async def admit_forwarded(self, request: str, nbytes: int, *, limit_nbytes: int) -> None:
+        """Wait until the engine's tensors of all media that it processes itself are within a limit.
 
         Args:
             nbytes: Size of the tensors that the engine computes; a request above the limit runs
@@ -180,7 +186,6 @@ class Gate:
                 number=max(math.ceil(nbytes / MiB), 1),
                 timeout_s=self._timeout_s,
             )
-        await self.enter(request)
 
     def leave(self, request: str) -> None:
         """Release the permits of a request that the engine has accepted; its pins stay.

@@ -301,6 +301,11 @@ class ItemStage:
         files, _ = await self._write_raw(request_id, items.distinct, trace)
         return [files[item] for item in items.in_order]
 
+    @property
+    def forwarded_nbytes(self) -> int:
+        """Limit of the gate for tensors of media that an engine processes itself."""
+        return self._maker.share_nbytes(ObjectKind.FEATURES)
+
     async def enter_forwarded(
         self, request_id: str, items: RequestItems, trace: Trace, *, num_machines: int = 1
     ) -> None:
@@ -316,7 +321,7 @@ class ItemStage:
         nbytes = sum(map(tensor_nbytes, items.in_order))
         start_ns = time.monotonic_ns()
         with trace.at("admission"):
-            limit_nbytes = num_machines * self._maker.share_nbytes(ObjectKind.FEATURES)
+            limit_nbytes = num_machines * self.forwarded_nbytes
             await self._gate.enter_forwarded(request_id, nbytes, limit_nbytes=limit_nbytes)
         trace.stage(start_ns, "wait_for_a_permit")
 

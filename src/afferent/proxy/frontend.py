@@ -53,10 +53,11 @@ from afferent.proxy.http_server.shared import ConnectionLimits
 from afferent.proxy.inline_stage import InlineStage
 from afferent.proxy.item_lookup import ItemLookup
 from afferent.proxy.launch import LEAVE_SIGNAL, FrontendSettings
+from afferent.proxy.live_audio import LiveAudio
 from afferent.proxy.prompts import PromptTokens
 from afferent.proxy.reference_stage import ReferenceStage
 from afferent.proxy.reports import AskEngine, Reports, reports_place
-from afferent.proxy.request_scope import RequestScopes
+from afferent.proxy.request_scope import RequestScope, RequestScopes
 from afferent.proxy.responses import refusal_body
 from afferent.proxy.sockets import SOCKET_PATHS, SocketPassage
 from afferent.proxy.tenancy import Tenancy
@@ -311,9 +312,14 @@ def _in_front(upstream: Upstream, base: Parts) -> Made:
         files=base.files,
     )
     files = None if base.files is None else FileApi(base.files, scopes, settings)
+
+    def audio_of(own: RequestScope) -> LiveAudio:
+        limits = settings.limits_of(own.share)
+        return LiveAudio(*(base.store, base.gate, own, limits), limit_nbytes=items.forwarded_nbytes)
+
     app = UpstreamFrontend(
         passage,
-        SocketPassage(upstream, base.access, scopes),
+        SocketPassage(upstream, base.access, scopes, audio_of if upstream.reads_arena else None),
         *(base.store, upstream, base.board, ItemLookup(base.store, base.access)),
         makes_features=family is not None,
         page_port=settings.page_port,

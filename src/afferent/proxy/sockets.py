@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
@@ -12,6 +13,7 @@ from afferent.errors import EngineUnavailable
 from afferent.proxy.auth import Access
 from afferent.proxy.dialects import NONE
 from afferent.proxy.exchange import OTHER, target_of
+from afferent.proxy.live_audio import LiveAudio
 from afferent.proxy.request_scope import RequestScope, RequestScopes
 from afferent.proxy.socket_end import ending
 
@@ -24,11 +26,27 @@ SOCKET_PATHS = frozenset({"/v1/realtime"})
 """Paths of vLLM's WebSockets; on other paths a client's `Upgrade` is ignored."""
 
 
-class SocketPassage:
-    """ASGI application for WebSockets; messages are not interpreted."""
+ReadAudio = Callable[[RequestScope], LiveAudio]
 
-    def __init__(self, upstream: Upstream, access: Access, scopes: RequestScopes) -> None:
+
+class SocketPassage:
+    """ASGI application for WebSockets; messages are passed on unchanged."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        access: Access,
+        scopes: RequestScopes,
+        audio_of: ReadAudio | None = None,
+    ) -> None:
+        """Create it.
+
+        Args:
+            audio_of: Returns what reads the audio of an admitted client, in vLLM's events; without
+                it, messages are not read.
+        """
         self._upstream, self._access, self._scopes = upstream, access, scopes
+        self._audio_of = audio_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = WebSocket(scope, receive, send)
@@ -53,13 +71,18 @@ class SocketPassage:
         )
         async with self._upstream.connect(request, client.scope["subprotocols"]) as upstream:
             await client.accept(upstream.subprotocol)
-            await _talk(client, upstream)
+            audio = None if self._audio_of is None else self._audio_of(own)
+            try:
+                await _talk(client, upstream, audio)
+            finally:
+                if audio is not None:
+                    audio.end()
 
 
-async def _talk(client: WebSocket, upstream: UpstreamSocket) -> None:
+async def _talk(client: WebSocket, upstream: UpstreamSocket, audio: LiveAudio | None) -> None:
     """Pass messages on until one side leaves; close the other with its code."""
-    sending = asyncio.create_task(_send_all(client, upstream))
-    receiving = asyncio.create_task(_receive_all(client, upstream))
+    sending = asyncio.create_task(_send_all(client, upstream, audio))
+    receiving = asyncio.create_task(_receive_all(client, upstream, audio))
     try:
         done, _ = await asyncio.wait({sending, receiving}, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -73,20 +96,32 @@ async def _talk(client: WebSocket, upstream: UpstreamSocket) -> None:
         await client.close(upstream.close_code)
 
 
-async def _send_all(client: WebSocket, upstream: UpstreamSocket) -> int:
-    """Pass the client's messages on until it leaves; return its close code."""
+async def _send_all(client: WebSocket, upstream: UpstreamSocket, audio: LiveAudio | None) -> int:
+    """Pass the client's messages on until it leaves; return its close code.
+
+    Messages that are not passed on are answered. While one waits at the gate, the next ones are not
+    received.
+    """
     while True:
         message = await client.receive()
         if message["type"] == "websocket.disconnect":
             code: int = message.get("code", _GOING_AWAY)
             return _GOING_AWAY if code in _NOT_ON_THE_WIRE else code
         text = message.get("text")
+        refusal = await audio.take(text) if audio is not None and text is not None else None
+        if refusal is not None:
+            await client.send_text(refusal)
+            continue
         await upstream.send(text if text is not None else message["bytes"])
 
 
-async def _receive_all(client: WebSocket, upstream: UpstreamSocket) -> None:
+async def _receive_all(
+    client: WebSocket, upstream: UpstreamSocket, audio: LiveAudio | None
+) -> None:
     async for message in upstream.messages():
         if isinstance(message, str):
+            if audio is not None:
+                audio.hear(message)
             await client.send_text(message)
         else:
             await client.send_bytes(message)

@@ -9,9 +9,9 @@ from afferent.telemetry.registry import Observed, observed
 from afferent.types import ObjectKind
 
 _KINDS = tuple(ObjectKind)
-_SEMAPHORES = ("preprocess", "uploads", "uploads_of", "tenant")
-"""The gate's permits, MiB of large bodies until features are made, and all tenants' quotas
-together.
+_SEMAPHORES = ("preprocess", "forwarded", "uploads", "uploads_of", "tenant")
+"""The gate's permits, MiB of tensors that an engine computes, MiB of large bodies until features
+are made, and all tenants' quotas together.
 """
 
 _OF_STORE: tuple[Observed[Statistics], ...] = (
@@ -141,7 +141,7 @@ _OF_SEMAPHORE: tuple[Observed[PermitStatistics], ...] = (
     observed(
         "gauge",
         "afferent_permits_taken",
-        "Permits that requests have: of the gate, MiB of large uploads (all, of tenants), quotas",
+        "Permits in use: of the gate, MiB of an engine's tensors and of large uploads, quotas",
         lambda semaphore: semaphore.num_held,
         semaphore=_SEMAPHORES,
     ),
