@@ -58,6 +58,7 @@ NO_FRAMES = (
 """Message for the frames of a video in place of a file."""
 _MAX_LISTED = 8
 _MAX_NEEDED = 1024
+_MOST_KEYS = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ class ItemReader:
         self._store, self._names = store, names
         self._limits_by_tenant = limits_by_tenant
         self._fingerprint, self._limits = processor.fingerprint, limits
+        self._key_of = functools.lru_cache(_MOST_KEYS)(self._made_key)
         self._digester = Digester(num_workers)
         self._urls = UrlReader(
             store, limits, num_workers=num_workers, has_tier=has_tier, files=files
@@ -143,14 +145,7 @@ class ItemReader:
         if self._name_of is not None or digest in self._needed:
             return False
         wanted = [
-            keys.item_key(
-                tenant=self._tag_of(tenant),
-                fingerprint=self._fingerprint,
-                modality=modality,
-                max_pixels=0,
-                media=digest,
-            )
-            for modality in self._modalities
+            self._key_of(self._tag_of(tenant), modality, 0, digest) for modality in self._modalities
         ]
         return bool(await self._find(request_id, wanted))
 
@@ -419,11 +414,15 @@ class ItemReader:
         )
 
     def _key(self, request: ItemRequest, part: MediaPart, digest: bytes) -> ContentKey:
+        tag = self._tag_of(request.tenant)
+        return self._key_of(tag, part.modality, self._max_pixels(part), digest)
+
+    def _made_key(self, tag: str, modality: Modality, max_pixels: int, digest: bytes) -> ContentKey:
         return keys.item_key(
-            tenant=self._tag_of(request.tenant),
+            tenant=tag,
             fingerprint=self._fingerprint,
-            modality=part.modality,
-            max_pixels=self._max_pixels(part),
+            modality=modality,
+            max_pixels=max_pixels,
             media=digest,
         )
 

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -50,6 +50,8 @@ from afferent.telemetry.registry import counter
 from afferent.telemetry.trace import Trace
 from afferent.tier.launch import FETCHED
 from afferent.types import ContentKey, CreateItem, Handle, Modality, ObjectKind, ReserveItem
+
+_MOST_PROMPTS: Final = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +131,7 @@ class ItemStage:
             files=settings.files,
         )
         self._names_items = settings.name_of is not None
+        self._prompts: dict[ContentKey, Prompt] = {}
         self._maker = Maker(store, gate, shares=settings.shares, timeout_s=settings.timeout_s)
         self._planner = Planner(self._maker, processor)
         self.documents = DocumentReader(
@@ -486,8 +489,17 @@ class ItemStage:
         handle, was_there = handle_of(after), isinstance(before, Hit)
         if planned is not None:
             return ReadyItem(item.key, handle, planned.plan.prompt, was_there, item.alias)
-        tree: Any = codec.view(self._store.block(handle))
-        return ReadyItem(item.key, handle, tuple(tree["prompt"]), was_there, item.alias)
+        return ReadyItem(item.key, handle, self._prompt_of(item.key, handle), was_there, item.alias)
+
+    def _prompt_of(self, key: ContentKey, handle: Handle) -> Prompt:
+        """Return the prompt in an item's features, which the key determines."""
+        known = self._prompts.get(key)
+        if known is None:
+            tree: Any = codec.view(self._store.block(handle))
+            if len(self._prompts) >= _MOST_PROMPTS:
+                self._prompts.clear()
+            known = self._prompts[key] = tuple(tree["prompt"])
+        return known
 
     # Limits and metrics
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import json
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +32,7 @@ from afferent.builtin.pipeline.request import (
     ToolUse,
     Truncation,
 )
+from afferent.builtin.pipeline.segment_tokens import SegmentTokens
 from afferent.builtin.pipeline.vllm_messages import Written, as_vllm
 from afferent.errors import (
     ConfigError,
@@ -98,6 +100,7 @@ class PromptBuilder:
         marks = self._template.call_marks
         self._special_marks = marks is not None and {*marks} <= {*special}
         self._memory = PromptMemory(self._marked)
+        self._segments = SegmentTokens(self._tokenizer)
         self._pieces: dict[str, list[int]] = {}
 
     def build(
@@ -122,7 +125,7 @@ class PromptBuilder:
         marked = (
             self._memory.tokens(messages, options, tenant=tenant)
             if self._template.is_constant
-            else self._marked(messages, options)
+            else self._marked(messages, options, tenant)
         )
         # A template may move items before the text, but not past others of their kind.
         media = [p for message in messages for p in message.parts if isinstance(p, MediaPart)]
@@ -193,7 +196,7 @@ class PromptBuilder:
         if not is_open:
             return whole
         begun = self.build(before[:-1], []).token_ids
-        head = [*begun, *_tokens_of(_ANSWERED, self._tokenizer)]
+        head = [*begun, *self._tokenizer.encode(_ANSWERED, add_special_tokens=False).ids]
         if end_token is not None and whole[len(head) : len(head) + 1] == [end_token]:
             head.append(end_token)
         return head
@@ -230,7 +233,7 @@ class PromptBuilder:
         before = self.build(first, written(first), plain).token_ids
         if after == "assistant":  # up to the last token that the model writes itself
             begun = self.build(first[:-1], written(first[:-1])).token_ids
-            before = [*begun, *_tokens_of(_ANSWERED, self._tokenizer)]
+            before = [*begun, *self._tokenizer.encode(_ANSWERED, add_special_tokens=False).ids]
         options = TemplateOptions()
         more = self.appended(
             *(rest, written(rest), options),
@@ -278,7 +281,9 @@ class PromptBuilder:
         """Whether the chat template takes system messages at the start only."""
         return self._template.merges_system
 
-    def _marked(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
+    def _marked(
+        self, messages: Sequence[Message], options: TemplateOptions, tenant: str
+    ) -> list[int]:
         """Return the tokens of messages, with each item's marker."""
         quoted: list[str] = []
         written: Sequence[Written] = [self._as_dict(message, quoted) for message in messages]
@@ -290,7 +295,7 @@ class PromptBuilder:
             begins_answer=options.begins_answer,
             continues_last=options.continues_last,
         )
-        return self._encode(rendered, quoted)
+        return self._encode(rendered, quoted, tenant)
 
     def can_show(self, kind: Modality) -> bool:
         """Whether the chat template places an item of this modality in the prompt."""
@@ -416,13 +421,15 @@ class PromptBuilder:
                 return [self._quote_in(each, quoted) for each in value]
         return value
 
-    def _encode(self, rendered: str, quoted: list[str]) -> list[int]:
+    def _encode(self, rendered: str, quoted: list[str], tenant: str) -> list[int]:
         token_ids: list[int] = []
-        for index, piece in enumerate(rendered.split(STAND_IN)):
-            if index % 2:
-                token_ids += _tokens_of(quoted[int(piece)], self._plain_tokenizer)
-            else:
-                token_ids += _tokens_of(piece, self._tokenizer)
+        with _naming_surrogates():
+            for index, piece in enumerate(rendered.split(STAND_IN)):
+                if index % 2:
+                    text, tokenizer = quoted[int(piece)], self._plain_tokenizer
+                    token_ids += tokenizer.encode(text, add_special_tokens=False).ids
+                else:
+                    token_ids += self._segments.tokens(piece, tenant=tenant)
         return token_ids
 
 
@@ -439,15 +446,20 @@ def _encode(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _tokens_of(text: str, tokenizer: Tokenizer) -> list[int]:
+@contextmanager
+def _naming_surrogates() -> Iterator[None]:
+    """Name the error of a tokenizer.
+
+    Raises:
+        InvalidRequest: A text is not valid Unicode.
+    """
     try:
-        token_ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        yield
     except TypeError as error:
         raise InvalidRequest(
             "a text of the messages has half of a surrogate pair, which is no Unicode character",
             param=Param.MESSAGES,
         ) from error
-    return token_ids
 
 
 def _cut(token_ids: list[int], limit: int, side: str) -> list[int]:

@@ -18,8 +18,8 @@ _PART_CHARACTERS: Final = 8
 _Words = tuple[str | tuple[Modality], ...]
 _Key = tuple[str, bool, bool, tuple[tuple[str, _Words], ...]]
 
-Write = Callable[[Sequence[Message], TemplateOptions], Sequence[int]]
-"""Returns a conversation's tokens, with a marker for each item."""
+Write = Callable[[Sequence[Message], TemplateOptions, str], Sequence[int]]
+"""Returns the tokens of a tenant's conversation, with a marker for each item."""
 
 
 class PromptMemory:
@@ -40,10 +40,10 @@ class PromptMemory:
     ) -> Sequence[int]:
         """Return the tokens from the cache or from ``write``, whose errors propagate."""
         if (key := _key(messages, options, tenant)) is None:
-            return self._write(messages, options)
+            return self._write(messages, options, tenant)
         known = self._known.pop(key, None)
         if known is None:
-            known = array("q", self._write(messages, options))
+            known = array("q", self._write(messages, options, tenant))
             if len(self._known) >= _MOST_PROMPTS:
                 del self._known[next(iter(self._known))]
         self._known[key] = known  # the most recently used
