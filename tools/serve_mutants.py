@@ -176,15 +176,15 @@ SERVE_MUTANTS: Final = (
     Mutant(
         what="an image is keyed as if it were sent in full detail",
         file=_RECEIVE,
-        old="            max_pixels=self._max_pixels(part),\n            media=digest",
-        new="            max_pixels=0,\n            media=digest",
+        old="return self._key_of(tag, part.modality, self._max_pixels(part), digest)",
+        new="return self._key_of(tag, part.modality, 0, digest)",
         tests=("tests/builtin/test_chat.py::test_low_detail_bounds_the_image",),
     ),
     Mutant(
         what="a file is keyed as an image, whatever it is taken as",
         file=_RECEIVE,
-        old="modality=part.modality,",
-        new="modality=Modality.IMAGE,",
+        old="            modality=modality,\n            max_pixels=max_pixels,",
+        new="            modality=Modality.IMAGE,\n            max_pixels=max_pixels,",
         tests=_RECEIVE_TESTS,
     ),
     Mutant(

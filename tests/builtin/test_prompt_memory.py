@@ -22,7 +22,9 @@ class Writer:
         self.num_written = 0
         self.memory = PromptMemory(self._write)
 
-    def _write(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
+    def _write(
+        self, messages: Sequence[Message], options: TemplateOptions, tenant: str
+    ) -> list[int]:
         self.num_written += 1
         return [self.num_written]
 
@@ -89,7 +91,7 @@ def test_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_refused_prompt_is_not_known() -> None:
-    def refuse(messages: Sequence[Message], options: TemplateOptions) -> list[int]:
+    def refuse(messages: Sequence[Message], options: TemplateOptions, tenant: str) -> list[int]:
         raise ValueError
 
     memory = PromptMemory(refuse)
