@@ -70,6 +70,23 @@ def test_audio_is_limited_until_its_transcription_is_complete(front: Front) -> N
     assert front.server.metrics()[HEARD] - before == pytest.approx(24 * SECOND_NBYTES, abs=8)
 
 
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        '{"type": "input_audio_buffer\\u002eappend", "audio": "%s"}',
+        '{"type": "input_audio_buffer.append", "audio": "%s", "x": NaN}',
+        '{"type": "no", "type": "input_audio_buffer.append", "audio": "", "audio": "%s"}',
+        '{"type": "input_audio_buffer.append", "\\u0061udio": "%s", "x": 1e999}',
+    ],
+)
+def test_no_spelling_of_an_event_passes_by_the_limit(front: Front, spelling: str) -> None:
+    text = spelling % base64.b64encode(bytes((MAX_S + 1) * SECOND_NBYTES)).decode()
+    assert json.loads(text)["type"] == "input_audio_buffer.append"  # as vLLM reads it
+    with talking(front) as client:
+        client.send(text)
+        assert json.loads(client.recv(60))["code"] == "media_too_large"
+
+
 def test_audio_of_all_clients_waits_at_the_gate(front: Front) -> None:
     def held() -> float:
         return front.server.metrics().get(ADMITTED, 0.0)

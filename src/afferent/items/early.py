@@ -187,7 +187,10 @@ class EarlyBody:
     def is_new(self, digest: bytes | None) -> bool:
         """Return whether an image was begun here, and had no features before."""
         job = self._jobs.get(digest or b"")
-        return job is not None and (not job.done() or job.cancelled() or job.result())
+        if job is None:
+            return False
+        has_result = job.done() and not job.cancelled() and job.exception() is None
+        return not has_result or job.result()
 
     def finish(self, text: bytes) -> None:
         """End the body, whose JSON is complete."""
