@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -114,3 +115,17 @@ def test_only_new_segments_are_encoded_for_each_tenant(monkeypatch: pytest.Monke
     assert encoded("one") == []
     assert encoded("[X]three<s>four") == ["[X]three", "<s>four"]
     assert encoded("one[X]three<s>four") == []  # the last used are kept
+
+
+def test_segments_of_many_threads_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_tokens, "_MOST_IN_ALL", 40)
+    tokenizer = with_special(TOKENIZERS["bytes"]())
+    segments, texts = SegmentTokens(tokenizer), [f"<s>{'e' * number}" for number in range(20)]
+    expected = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+
+    def encoded(_: int) -> list[list[int]]:
+        return [segments.tokens(text, tenant="") for text in texts]
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(found == expected for found in threads.map(encoded, range(40)))
+    assert sum(len(text) for _, text in segments._known) == segments._num_characters <= 40

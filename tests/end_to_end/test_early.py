@@ -117,6 +117,18 @@ def test_a_body_of_unknown_length(server: Server) -> None:
     assert changes(server, before)[MADE] == 2
 
 
+def test_an_image_that_comes_twice_is_begun_once(server: Server) -> None:
+    one, two = new_files(2)
+    files = [one, one, two]
+    body, before, had = body_of(files), server.metrics(), num_features(server)
+    with upload(server, body) as sending:
+        sending.send(body.rindex(base64.b64encode(one)) + len(one) * 4 // 3 + 1000)
+        wait_until(lambda: num_features(server) == had + 1)
+        sending.send()
+        assert sending.answer()[0] == 200
+    assert changes(server, before) == {EARLY: 1, MADE: 2, HIT: 0}
+
+
 def test_a_client_that_leaves_in_the_middle(server: Server) -> None:
     files = new_files(2)
     body, had = body_of(files), num_features(server)

@@ -19,12 +19,12 @@ from tests.server import wait_until
 SECOND_NBYTES = 2 * 16_000
 MAX_S = 20
 HEARD = 'afferent_media_bytes_total{modality="audio",origin="data"}'
-ADMITTED = 'afferent_permits_taken{semaphore="forwarded"}'
+ADMITTED = 'afferent_permits_taken{semaphore="live_audio"}'
 
 
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    limits = ("--max-audio-s", str(MAX_S), "--arena-nbytes", "4MiB", "--admission-timeout-s", "1")
+    limits = ("--max-audio-s", str(MAX_S), "--arena-nbytes", "8MiB", "--admission-timeout-s", "1")
     with standing(tmp_path_factory.mktemp("audio"), "shapes", *limits) as running:
         yield running
 
@@ -65,6 +65,9 @@ def test_audio_is_limited_until_its_transcription_is_complete(front: Front) -> N
         assert appended(client, 2) == "passed"
         complete(client)
         assert appended(client, 4) == "passed"
+        for audio in ("=", "==", "===="):  # no audio takes anything back
+            client.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
+            client.recv(60)
         client.send('{"type": "input_audio_buffer.append", "audio": 1}')  # for vLLM to refuse
         assert client.recv(60) == '{"type": "input_audio_buffer.append", "audio": 1}' * 2
     assert front.server.metrics()[HEARD] - before == pytest.approx(24 * SECOND_NBYTES, abs=8)
@@ -85,6 +88,21 @@ def test_no_spelling_of_an_event_passes_by_the_limit(front: Front, spelling: str
     with talking(front) as client:
         client.send(text)
         assert json.loads(client.recv(60))["code"] == "media_too_large"
+
+
+def test_many_short_events_are_charged_for_their_number(front: Front) -> None:
+    with talking(front) as client:
+        assert appended(client, MAX_S - 0.02) == "passed"  # 320 samples are left: five events
+        answers = [appended(client, 1 / 16_000) for _ in range(6)]
+    assert answers[:5] == ["passed"] * 5
+    assert isinstance(answers[5], dict)
+
+
+@pytest.mark.parametrize("rest", ["[" * 100_000, "[1" + ",1" * 2000 + "]", "1" * 5000])
+def test_an_event_of_another_shape_is_refused(front: Front, rest: str) -> None:
+    with talking(front) as client:
+        client.send('{"type": "input_audio_buffer.append", "audio": "AAAA", "x": ' + rest + "}")
+        assert json.loads(client.recv(60))["code"] == "invalid_request"
 
 
 def test_audio_of_all_clients_waits_at_the_gate(front: Front) -> None:

@@ -119,8 +119,8 @@ def test_the_store_and_the_engine_say_what_they_do() -> None:
     capacity = [found["afferent_arena_capacity_bytes", kind] for kind in kinds]
     assert capacity == [statistics.kinds[kind].capacity_nbytes for kind in ObjectKind]
     taken = {labels: n for (name, labels), n in found.items() if name == "afferent_permits_taken"}
-    names = ("preprocess", "forwarded", "uploads", "uploads_of", "tenant", "other")
-    assert list(taken.values()) == [0, 0, 0, 0, 2, 5]
+    names = ("preprocess", "forwarded", "live_audio", "uploads", "uploads_of", "tenant", "other")
+    assert list(taken.values()) == [0, 0, 0, 0, 0, 2, 5]
     assert list(taken) == [(("semaphore", name),) for name in names]
     stats = EngineStats(num_steps=7, num_encoded=[1] * 70)
     found = parsed(engine_readings(stats))

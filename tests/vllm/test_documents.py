@@ -10,10 +10,13 @@ from typing import Any
 import httpx2 as httpx
 import numpy as np
 import pytest
+from PIL import Image
 
 from afferent.conformance.images import draw_image
-from tests import pdfs
+from tests import animations, pdfs
+from tests.server import data_url, image_part
 from tests.vllm.servers import supervised
+from tests.vllm.tiny_models import IMAGES, widen_heads
 
 pytestmark = pytest.mark.vllm
 
@@ -72,3 +75,37 @@ def test_pages_of_documents_and_stored_files_are_named_by_a_real_vllm(tmp_path: 
         metrics = server.metrics()
         assert metrics['afferent_upstream_items_total{modality="image",way="bytes"}'] == 0.0
         assert metrics['afferent_document_pages_total{outcome="rendered"}'] == 6.0  # PDF and TIFF
+
+
+def test_frames_of_a_video_are_images_of_a_model_without_video(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real vLLM with a LLaVA answers about a video as about its frames."""
+    widen_heads(monkeypatch)
+    IMAGES["llava"](folder := tmp_path / "llava")
+    frames = [draw_image(np.random.default_rng(6), max_side=120).image for _ in range(3)]
+    size = frames[0].size
+    video = animations.saved("GIF", [each.resize(size) for each in frames], duration=500)
+    shown = [Image.fromarray(each) for each in animations.pillows_frames(video)]
+    stills = [image_part(data_url(animations.saved("PNG", [each]), "png")) for each in shown]
+    film = f"data:image/gif;base64,{base64.b64encode(video).decode()}"
+    moving = {"type": "video_url", "video_url": {"url": film}}
+    text = {"type": "text", "text": "What is it?"}
+    with supervised(model=folder) as server:
+        model = server.client().models.list().data[0].id
+
+        def ask_about(parts: list[Any]) -> httpx.Response:
+            messages = [{"role": "user", "content": [*parts, text]}]
+            body = {"model": model, "messages": messages, "temperature": 0}
+            options = {"max_tokens": 8, "logprobs": True}
+            answer = httpx.post(
+                f"{server.url}/v1/chat/completions", json={**body, **options}, timeout=120
+            )
+            assert answer.status_code == 200, answer.text
+            return answer
+
+        of_video, of_images = ask_about([moving]), ask_about(stills)
+        assert of_video.headers["x-afferent-items"] == "made=3"
+        assert of_images.headers["x-afferent-items"] == "hit=3"
+        for key in ("choices", "usage"):
+            assert of_video.json()[key] == of_images.json()[key]

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from afferent.admission.permits import FORWARDED, GATE, PREPROCESS
+from afferent.admission.permits import FORWARDED, GATE, LIVE_AUDIO, PREPROCESS
 from afferent.errors import DeadlineExceeded, NoPermitLeft, StoreFull
 from afferent.telemetry.registry import WAIT_SECONDS, HistogramCell, histogram
 from afferent.types import CreateItem, Handle, MiB, ObjectKind, ReserveItem
@@ -45,6 +45,7 @@ PERMIT_SECONDS = histogram(
 
 _SMALL_PART = 32
 """Divisor of the limit on large bodies: a smaller body than this part is not counted."""
+_SOON_S = 1.0
 _REMEMBERED_GRANTS = 32
 _RECENT_S = 60.0
 _RETRY_AFTER_S = (1.0, 60.0)
@@ -159,16 +160,10 @@ class Gate:
                 )
 
     async def enter_forwarded(self, request: str, nbytes: int, *, limit_nbytes: int) -> None:
-        """Enter with media that the engine processes itself: `admit_forwarded`, then `enter`.
+        """Enter with media that the engine processes itself.
 
-        Raises:
-            NoPermitLeft, DeadlineExceeded: As from `enter`.
-        """
-        await self.admit_forwarded(request, nbytes, limit_nbytes=limit_nbytes)
-        await self.enter(request)
-
-    async def admit_forwarded(self, request: str, nbytes: int, *, limit_nbytes: int) -> None:
-        """Wait until the engine's tensors of all media that it processes itself are within a limit.
+        In addition to `enter`, wait until the engine's tensors of all such media are within a
+        limit.
 
         Args:
             nbytes: Size of the tensors that the engine computes; a request above the limit runs
@@ -185,6 +180,28 @@ class Gate:
                 limit=max(limit_nbytes // MiB, 1),
                 number=max(math.ceil(nbytes / MiB), 1),
                 timeout_s=self._timeout_s,
+            )
+        await self.enter(request)
+
+    async def admit_audio(self, request: str, *, limit_nbytes: int, may_wait: bool) -> None:
+        """Admit one MiB of the floats that the engine makes of a live transcription's audio.
+
+        Their semaphore is their own, as a live transcription has its permits for long.
+
+        Args:
+            limit_nbytes: Limit for all live transcriptions together, over all processes.
+            may_wait: Whether it waits for its turn. One that has permits must not: it could wait
+                for another one that waits for it.
+
+        Raises:
+            NoPermitLeft, DeadlineExceeded: As from `enter`.
+        """
+        with self._for_bytes.standing():
+            await self._store.acquire_permit(
+                request,
+                LIVE_AUDIO,
+                limit=max(limit_nbytes // MiB, 1),
+                timeout_s=self._timeout_s if may_wait else min(_SOON_S, self._timeout_s),
             )
 
     def leave(self, request: str) -> None:

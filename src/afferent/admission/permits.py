@@ -24,6 +24,8 @@ PREPROCESS: Final = "preprocess"
 """Semaphore of the count gate: requests whose media are prepared."""
 FORWARDED: Final = "forwarded"
 """Semaphore in MiB of tensors that an engine computes from media that it processes itself."""
+LIVE_AUDIO: Final = "live_audio"
+"""Semaphore in MiB of the floats that an engine makes of the audio of live transcriptions."""
 GATE: Final = (PREPROCESS, FORWARDED)
 """Semaphores that a request releases when the engine has accepted it."""
 

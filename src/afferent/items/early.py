@@ -12,6 +12,7 @@ import itertools
 import logging
 import re
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -39,9 +40,11 @@ EARLY_ITEMS = counter(
 _AT_ONCE: Final = 4
 """Images of one body whose features are being made."""
 _STEP_NBYTES: Final = 256 << 10
-_OPTION: Final = re.compile(rb'"low"|"mm_processor_kwargs"|"media_io_kwargs"')
+_OPTION: Final = re.compile(
+    rb'"detail"\s{0,9}:\s{0,9}"low"|"mm_processor_kwargs"|"media_io_kwargs"'
+)
 """Options with which an image has other features."""
-_LONGEST_OPTION: Final = len('"mm_processor_kwargs"')
+_LONGEST_OPTION: Final = 64
 _PAUSE_S: Final = 60.0
 
 log = logging.getLogger(__name__)
@@ -51,21 +54,30 @@ class EarlyItems:
     """Makes features early, for all bodies of one frontend.
 
     Invariants:
-        - No image is begun while requests of this frontend wait for space or for a permit, or if
-          its bytes find no space at once.
+        - The copies of all images that are begun have at most ``max_nbytes``. An image whose copy
+          finds no space at once is not begun, and none is while more requests of this frontend wait
+          at the gate than images are begun.
         - Nothing stays pinned once a job has ended.
     """
 
     def __init__(
-        self, store: AsyncDaemonStore, gate: Gate, items: ItemStage, *, num_workers: int
+        self,
+        store: AsyncDaemonStore,
+        gate: Gate,
+        items: ItemStage,
+        *,
+        num_workers: int,
+        max_nbytes: int,
     ) -> None:
         """Create it.
 
         Args:
             num_workers: Threads that hash images.
+            max_nbytes: Most bytes of all copies.
         """
         self._store, self._gate, self._items = store, gate, items
         self._digester = Digester(num_workers)
+        self._left_nbytes = max_nbytes
         self._numbers = itertools.count()
         self._paused_until_s: dict[str, float] = {}
         self._running: set[asyncio.Task[bool]] = set()
@@ -87,23 +99,36 @@ class EarlyItems:
         self._paused_until_s = {**waiting, tenant: now_s + _PAUSE_S}
 
     async def begin(
-        self, share: Share, data: memoryview
-    ) -> tuple[bytes, asyncio.Task[bool] | None] | None:
+        self, share: Share, data: memoryview, jobs: dict[bytes, asyncio.Task[bool]]
+    ) -> bytes | None:
         """Hash an image, and have its features made from a copy.
 
+        Args:
+            jobs: Jobs of the body by their images' digests; a new one is added. It returns whether
+                there were no features before.
+
         Returns:
-            Its digest and the job, which returns whether there were no features before; no job if
-            there are features. ``None`` if it was not begun: it is no image, or there is no space.
+            The image's digest; ``None`` if it is no image, or there is no space.
         """
-        if not self._items.decodes(data, share.tenant):
+        nbytes = len(data)
+        if nbytes > self._left_nbytes or not self._items.decodes(data, share.tenant):
             return None
+        self._left_nbytes -= nbytes
+        try:
+            return await self._begin(share, data, jobs)
+        finally:
+            self._left_nbytes += nbytes
+
+    async def _begin(
+        self, share: Share, data: memoryview, jobs: dict[bytes, asyncio.Task[bool]]
+    ) -> bytes | None:
         lease = f"early-{next(self._numbers)}"
         self._store.introduce(lease, share)
         try:
             (digest,) = await self._digester.digest_all([data])
-            if await self._items.knows(lease, share.tenant, digest):
+            if digest in jobs or await self._items.knows(lease, share.tenant, digest):
                 self._store.forget(lease)
-                return digest, None
+                return digest
             raw = await self._copied(lease, data, digest)
         except AfferentError:
             self._store.forget(lease)
@@ -113,10 +138,15 @@ class EarlyItems:
             raise
         EARLY_ITEMS.labels().inc()
         making = self._make(ItemRequest(lease, (MediaPart(Modality.IMAGE, raw),), share))
-        task = asyncio.create_task(making)
+        task = jobs[digest] = asyncio.create_task(making)
         self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        return digest, task
+        self._left_nbytes -= raw.nbytes
+        task.add_done_callback(partial(self._end, raw.nbytes))
+        return digest
+
+    def _end(self, nbytes: int, task: asyncio.Task[bool]) -> None:
+        self._running.discard(task)
+        self._left_nbytes += nbytes
 
     async def close(self) -> None:
         for task in self._running:
@@ -176,13 +206,7 @@ class EarlyBody:
 
     async def begin(self, data: memoryview) -> bytes | None:
         """Begin an image; return its digest, or ``None`` if it was not hashed."""
-        begun = await self._early.begin(self._share, data)
-        if begun is None:
-            return None
-        digest, job = begun
-        if job is not None:
-            self._jobs.setdefault(digest, job)
-        return digest
+        return await self._early.begin(self._share, data, self._jobs)
 
     def is_new(self, digest: bytes | None) -> bool:
         """Return whether an image was begun here, and had no features before."""

@@ -51,7 +51,11 @@ from afferent.telemetry.trace import Trace
 from afferent.tier.launch import FETCHED
 from afferent.types import ContentKey, CreateItem, Handle, Modality, ObjectKind, ReserveItem
 
-_MOST_PROMPTS: Final = 8192
+_MOST_PROMPTS, _MOST_PIECES = 8192, 16
+"""Prompts that are kept, and pieces of each: those of images are short."""
+_LIVE_AUDIO_PART: Final = 2
+_EARLY_PART: Final = 8
+"""Part of the space for media that copies for early images of one frontend may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +144,11 @@ class ItemStage:
             limits=settings.limits,
             num_workers=settings.num_workers,
         )
-        self.early = EarlyItems(store, gate, self, num_workers=settings.num_workers)
+        self.early = EarlyItems(
+            *(store, gate, self),
+            num_workers=settings.num_workers,
+            max_nbytes=self._maker.share_nbytes(ObjectKind.RAW) // _EARLY_PART,
+        )
 
     def takes(self, modality: Modality) -> bool:
         """Whether the model supports this modality."""
@@ -305,9 +313,9 @@ class ItemStage:
         return [files[item] for item in items.in_order]
 
     @property
-    def forwarded_nbytes(self) -> int:
-        """Limit of the gate for tensors of media that an engine processes itself."""
-        return self._maker.share_nbytes(ObjectKind.FEATURES)
+    def live_audio_nbytes(self) -> int:
+        """Limit of the gate for the audio of live transcriptions, which an engine keeps."""
+        return self._maker.share_nbytes(ObjectKind.FEATURES) // _LIVE_AUDIO_PART
 
     async def enter_forwarded(
         self, request_id: str, items: RequestItems, trace: Trace, *, num_machines: int = 1
@@ -324,7 +332,7 @@ class ItemStage:
         nbytes = sum(map(tensor_nbytes, items.in_order))
         start_ns = time.monotonic_ns()
         with trace.at("admission"):
-            limit_nbytes = num_machines * self.forwarded_nbytes
+            limit_nbytes = num_machines * self._maker.share_nbytes(ObjectKind.FEATURES)
             await self._gate.enter_forwarded(request_id, nbytes, limit_nbytes=limit_nbytes)
         trace.stage(start_ns, "wait_for_a_permit")
 
@@ -496,9 +504,11 @@ class ItemStage:
         known = self._prompts.get(key)
         if known is None:
             tree: Any = codec.view(self._store.block(handle))
-            if len(self._prompts) >= _MOST_PROMPTS:
-                self._prompts.clear()
-            known = self._prompts[key] = tuple(tree["prompt"])
+            known = tuple(tree["prompt"])
+            if len(known) <= _MOST_PIECES:
+                if len(self._prompts) >= _MOST_PROMPTS:
+                    self._prompts.clear()
+                self._prompts[key] = known
         return known
 
     # Limits and metrics

@@ -315,7 +315,9 @@ def _in_front(upstream: Upstream, base: Parts) -> Made:
 
     def audio_of(own: RequestScope) -> LiveAudio:
         limits = settings.limits_of(own.share)
-        return LiveAudio(*(base.store, base.gate, own, limits), limit_nbytes=items.forwarded_nbytes)
+        return LiveAudio(
+            *(base.store, base.gate, own, limits), limit_nbytes=items.live_audio_nbytes
+        )
 
     app = UpstreamFrontend(
         passage,

@@ -7,6 +7,7 @@ end of a transcription, so that all audio since the last one counts.
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any, Final
 
@@ -14,16 +15,20 @@ import msgspec
 
 from afferent.admission.gate import Gate
 from afferent.config import Limits
-from afferent.errors import AfferentError, MediaTooLarge, Unavailable
+from afferent.errors import AfferentError, InvalidRequest, MediaTooLarge, Unavailable
 from afferent.items.receive import MEDIA_BYTES
 from afferent.proxy.failures import failure_of
 from afferent.proxy.request_scope import RequestScope
+from afferent.proxy.statuses import message_of
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.types import MiB, Modality
 
 _RATE_HZ: Final = 16_000
 _SAMPLE_NBYTES: Final = 2
 _FLOAT_NBYTES: Final = 4
+_LEAST_SAMPLES: Final = 64
+"""Charge of a short event: vLLM has an object for each."""
+_MOST_VALUES: Final = 1_000
 _APPEND, _DONE = "input_audio_buffer.append", "transcription.done"
 
 
@@ -41,6 +46,7 @@ class LiveAudio:
     Invariants:
         - Audio is passed on only once the gate has admitted the floats that vLLM makes of it, in
           steps of one MiB. The permits are released when the transcription is complete.
+        - Only a client without permits waits for one.
     """
 
     def __init__(
@@ -55,7 +61,7 @@ class LiveAudio:
         """Create it, without audio.
 
         Args:
-            limit_nbytes: Limit of the gate for media that the engine processes itself.
+            limit_nbytes: Limit of the gate for the audio of all live transcriptions.
         """
         self._store, self._gate, self._own = store, gate, own
         self._limit_nbytes = limit_nbytes
@@ -64,6 +70,7 @@ class LiveAudio:
         self._max_samples = min(int(limits.max_audio_s * _RATE_HZ), most_nbytes // _FLOAT_NBYTES)
         self._num_samples = 0
         self._leases: list[str] = []
+        self._numbers = itertools.count()
 
     async def take(self, message: str) -> str | None:
         """Read a client's message, and wait at the gate with its audio.
@@ -71,30 +78,30 @@ class LiveAudio:
         Returns:
             The event for the client if the message is not to be passed on; else ``None``.
         """
-        nbytes = _audio_nbytes(message)
-        if not nbytes:
-            return None
-        num_samples = self._num_samples + nbytes // _SAMPLE_NBYTES
         try:
-            if num_samples > self._max_samples:
+            nbytes = _audio_nbytes(message)
+            if not nbytes:
+                return None
+            num_new = max(nbytes // _SAMPLE_NBYTES, _LEAST_SAMPLES)
+            if self._num_samples + num_new > self._max_samples:
                 raise MediaTooLarge(
                     f"there are more than {self._max_samples / _RATE_HZ:.1f} s of audio since the "
                     "last complete transcription (--max-audio-s, --arena-nbytes): complete it by "
                     "input_audio_buffer.commit with final"
                 )
-            await self._admit(num_samples * _FLOAT_NBYTES)
+            await self._admit(num_new)
         except AfferentError as error:
             failure = failure_of(error)
             again_s = failure.retry_after_s if isinstance(failure, Unavailable) else None
-            event = _ErrorEvent(failure.message, failure.code, again_s)
+            event = _ErrorEvent(message_of(failure), failure.code, again_s)
             return msgspec.json.encode(event).decode()
-        self._num_samples = num_samples
+        self._num_samples += num_new
         MEDIA_BYTES.labels(Modality.AUDIO, "data").inc(nbytes)
         return None
 
     def hear(self, message: str) -> None:
         """Read a message of vLLM: a transcription may be complete."""
-        if _DONE in message and _read(message).get("type") == _DONE:
+        if _DONE in message and _is_done(message):
             self.end()
 
     def end(self) -> None:
@@ -104,12 +111,15 @@ class LiveAudio:
         self._leases.clear()
         self._num_samples = 0
 
-    async def _admit(self, nbytes: int) -> None:
-        while len(self._leases) * MiB < nbytes:
-            lease = f"{self._own.id}-audio-{len(self._leases)}"
+    async def _admit(self, num_new: int) -> None:
+        # A transcription may be complete while this waits: then less is needed.
+        while len(self._leases) * MiB < (self._num_samples + num_new) * _FLOAT_NBYTES:
+            lease = f"{self._own.id}-audio-{next(self._numbers)}"
             self._store.introduce(lease, self._own.share)
             try:
-                await self._gate.admit_forwarded(lease, MiB, limit_nbytes=self._limit_nbytes)
+                await self._gate.admit_audio(
+                    lease, limit_nbytes=self._limit_nbytes, may_wait=not self._leases
+                )
             except BaseException:
                 self._store.forget(lease)
                 raise
@@ -117,16 +127,36 @@ class LiveAudio:
 
 
 def _audio_nbytes(message: str) -> int:
-    """Return the bytes of a message's audio; 0 for any other message, which vLLM reads."""
+    """Return the bytes of a message's audio; 0 for any other message, which vLLM reads.
+
+    Raises:
+        InvalidRequest: Its shape is no event's.
+    """
     event = _read(message)
     audio = event.get("audio") if event.get("type") == _APPEND else None
-    return len(audio) * 3 // 4 - audio.count("=", -2) if isinstance(audio, str) else 0
+    return max(len(audio) * 3 // 4 - audio.count("=", -2), 0) if isinstance(audio, str) else 0
 
 
 def _read(message: str) -> dict[str, Any]:
-    """Return an event, read by vLLM's parser: no spelling may pass by the limits."""
+    """Return an event, read by vLLM's parser: no spelling may pass by the limits.
+
+    Raises:
+        InvalidRequest: Its shape is no event's.
+    """
+    if sum(map(message.count, "[{,")) > _MOST_VALUES:
+        raise InvalidRequest("the event has too many values")
     try:
         event = json.loads(message)
-    except (ValueError, RecursionError):
+    except json.JSONDecodeError:  # vLLM refuses it, too
         return {}
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest("the event can't be read") from error
     return event if isinstance(event, dict) else {}
+
+
+def _is_done(message: str) -> bool:
+    try:
+        event = json.loads(message)
+    except ValueError:
+        return False
+    return isinstance(event, dict) and event.get("type") == _DONE

@@ -159,7 +159,8 @@ class ReferenceStage:
     def early(self, share: Share) -> EarlyBody | None:
         """Return what begins a body's images while the rest of it arrives, if features are made."""
         makes_any = self._makes_any(Modality.IMAGE) and self._upstream.takes(Modality.IMAGE, None)
-        return self._items.early.body(share) if makes_any else None
+        # With names outside of the store, it is not known whether an image has features.
+        return self._items.early.body(share) if makes_any and not self._items.names_items else None
 
     @property
     def items(self) -> ItemStage:

@@ -493,6 +493,7 @@ class Pipeline:
                 after=place.after,
                 is_open=place.is_open,
                 end_token=place.end_token,
+                tenant=request.tenant,
             )
         elif request.prompt is None:
             prompt = self._prompts.build(

@@ -163,6 +163,7 @@ class PromptBuilder:
         after: str,
         is_open: bool,
         end_token: int | None,
+        tenant: str = "",
     ) -> Prompt:
         """Return the tokens of messages behind others; as `build` for the first messages.
 
@@ -171,9 +172,10 @@ class PromptBuilder:
             is_open: Whether that message is an answer as the model wrote it: the tokens behind its
                 text come first.
             end_token: Token that ended that answer, which is not repeated.
+            tenant: As for `build`.
         """
         if not after:
-            return self.build(messages, written, options)
+            return self.build(messages, written, options, tenant=tenant)
         asked = Message("user", (TextPart(_ASKED),))
         before = [asked]
         if after == "assistant":
@@ -181,7 +183,7 @@ class PromptBuilder:
         elif after != "user":
             before = [Message(after, (TextPart(_ASKED),))]
         known = len(self._head(before, is_open, end_token))
-        prompt = self.build([*before, *messages], written, options)
+        prompt = self.build([*before, *messages], written, options, tenant=tenant)
         return Prompt(
             prompt.token_ids[known:],
             [Placeholder(each.offset - known, each.length) for each in prompt.placeholders],

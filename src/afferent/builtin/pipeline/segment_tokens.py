@@ -9,25 +9,29 @@ from __future__ import annotations
 
 import itertools
 import re
+import threading
+from array import array
 from collections.abc import Sequence
 from typing import Final
 
 from tokenizers import Tokenizer
 
 _MOST_SEGMENTS: Final = 8_192
-_MOST_CHARACTERS: Final = 2_000
-"""Longer segments are not kept."""
+_MOST_CHARACTERS, _MOST_IN_ALL = 2_000, 1 << 20
+"""Characters of one segment and of all; longer segments are not kept."""
 
 
 class SegmentTokens:
-    """Least-recently-used cache of segments, separate for each tenant.
+    """Least-recently-used cache of segments, separate for each tenant; thread-safe.
 
     So the time of a prompt does not reveal another tenant's texts.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._known: dict[tuple[str, str], list[int]] = {}
+        self._known: dict[tuple[str, str], array[int]] = {}
+        self._num_characters = 0
+        self._lock = threading.Lock()
         added = tokenizer.get_added_tokens_decoder().values()
         names = {
             token.content
@@ -56,13 +60,21 @@ class SegmentTokens:
         if len(segment) > _MOST_CHARACTERS:
             return self._encode(segment)
         key = tenant, segment
-        known = self._known.pop(key, None)
-        if known is None:
-            known = self._encode(segment)
-            if len(self._known) >= _MOST_SEGMENTS:
-                del self._known[next(iter(self._known))]
-        self._known[key] = known  # the most recently used
-        return known
+        with self._lock:
+            known = self._known.pop(key, None)
+            if known is not None:
+                self._known[key] = known  # the most recently used
+                return known
+        made = array("I", self._encode(segment))
+        with self._lock:
+            if key not in self._known:
+                self._known[key] = made
+                self._num_characters += len(segment)
+            while len(self._known) > _MOST_SEGMENTS or self._num_characters > _MOST_IN_ALL:
+                oldest = next(iter(self._known))
+                del self._known[oldest]
+                self._num_characters -= len(oldest[1])
+        return made
 
     def _segments(self, text: str) -> list[str]:
         starts = [found.start() for found in self._beginning.finditer(text)]

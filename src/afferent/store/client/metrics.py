@@ -9,9 +9,9 @@ from afferent.telemetry.registry import Observed, observed
 from afferent.types import ObjectKind
 
 _KINDS = tuple(ObjectKind)
-_SEMAPHORES = ("preprocess", "forwarded", "uploads", "uploads_of", "tenant")
-"""The gate's permits, MiB of tensors that an engine computes, MiB of large bodies until features
-are made, and all tenants' quotas together.
+_SEMAPHORES = ("preprocess", "forwarded", "live_audio", "uploads", "uploads_of", "tenant")
+"""The gate's permits, MiB of tensors that an engine computes and of live audio, MiB of large bodies
+until features are made, and all tenants' quotas together.
 """
 
 _OF_STORE: tuple[Observed[Statistics], ...] = (
