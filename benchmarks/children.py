@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 from msgspec import Struct
 
 from afferent.errors import ConfigError
 from afferent.runtime.process import Child, LogSettings, Status, spawn
 
-_END_TIMEOUT_S = 20.0
+_END_TIMEOUT_S, _START_TIMEOUT_S = 20.0, 120.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _LOG = LogSettings(level="warning", format="text")
 
@@ -51,6 +53,17 @@ def running(
     with starting(name, module, settings, env=env) as child:
         wait_ready(child)
         yield child
+
+
+@contextlib.contextmanager
+def serving(*arguments: str) -> Iterator[tuple[int, list[psutil.Process]]]:
+    """Run a server of the built-in model; yield its port and its processes."""
+    port = free_port()
+    line = [sys.executable, "-m", "afferent.cli", "serve", "shapes", "--port", str(port)]
+    with command([*line, *arguments, "--log-level", "error"]) as popen:
+        url = f"http://127.0.0.1:{port}/ready"
+        wait_until_it_answers(popen, url, timeout_s=_START_TIMEOUT_S, log="its log is above")
+        yield port, psutil.Process(popen.pid).children(recursive=True)
 
 
 def wait_ready(child: Child) -> None:

@@ -23,7 +23,6 @@ import http.client
 import itertools
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -35,7 +34,7 @@ import numpy as np
 import psutil
 
 from afferent.conformance.images import draw_image
-from benchmarks.children import command, free_port, wait_until_it_answers
+from benchmarks.children import serving
 from benchmarks.record import MIN_SAMPLES, BusyMeter, Goal, Report, Row, alternate
 from tests.images import encoded
 from tests.server import data_url
@@ -47,7 +46,6 @@ COLUMNS = (
 )
 NUM_TURNS = 40
 _TURNS_AT_EACH_END = 4
-_START_TIMEOUT_S = 120.0
 _ENGINE = ("afferent.builtin.engine.core", "afferent.builtin.engine.worker")
 _SIDES = {"again": (32_768, False), "by id": (32_768, True), "uncached": (0, False)}
 """Tokens in the prefix cache, and whether an answer is named."""
@@ -131,12 +129,7 @@ def _measured(conversations: list[_Turns]) -> dict[str, list[float]]:
 @contextlib.contextmanager
 def _server(kept: int) -> Iterator[tuple[int, list[psutil.Process]]]:
     """Run a server; yield its port, and its processes without those of the engine."""
-    port = free_port()
-    line = [sys.executable, "-m", "afferent.cli", "serve", "shapes", "--port", str(port)]
-    with command([*line, "--prefix-cache-tokens", str(kept), "--log-level", "error"]) as popen:
-        url = f"http://127.0.0.1:{port}/ready"
-        wait_until_it_answers(popen, url, timeout_s=_START_TIMEOUT_S, log="its log is above")
-        processes = psutil.Process(popen.pid).children(recursive=True)
+    with serving("--prefix-cache-tokens", str(kept)) as (port, processes):
         yield port, [each for each in processes if not _is_engine(each)]
 
 

@@ -21,7 +21,6 @@ import io
 import itertools
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -30,7 +29,7 @@ import msgspec
 import numpy as np
 import psutil
 
-from benchmarks.children import command, free_port, wait_until_it_answers
+from benchmarks.children import serving
 from benchmarks.conversation import cpu_ms
 from benchmarks.pages import photo
 from benchmarks.record import MIN_SAMPLES, BusyMeter, Goal, Report, Row, alternate
@@ -45,7 +44,6 @@ _NUM_IMAGES = 8
 _WIDTH, _HEIGHT = 4000, 3000
 _NUM_DRAWN = 2
 _PIECE_NBYTES = 64 << 10
-_START_TIMEOUT_S = 120.0
 
 AfterSample = Callable[[], None]
 
@@ -64,7 +62,7 @@ def run(*, quick: bool, after_sample: AfterSample, height: int = _HEIGHT) -> Rep
     """Run the benchmark with photographs of this height."""
     report = Report("early", QUESTION)
     photos, meter = _photos(height), BusyMeter()
-    with _server() as (port, processes):
+    with serving("--arena-nbytes", "2GiB", "--max-body-nbytes", "128MiB") as (port, processes):
         for rate in _RATES:
             sides = {
                 side: partial(_asked, port, processes, photos, rate, options)
@@ -102,17 +100,6 @@ def _photos(height: int) -> Iterator[bytes]:
         photo(np.random.default_rng(seed), _WIDTH, height).save(file, "JPEG", quality=92)
         drawn.append(file.getvalue())
     return (drawn[number % _NUM_DRAWN] + b"%d" % number for number in itertools.count())
-
-
-@contextlib.contextmanager
-def _server() -> Iterator[tuple[int, list[psutil.Process]]]:
-    port = free_port()
-    line = [sys.executable, "-m", "afferent.cli", "serve", "shapes", "--port", str(port)]
-    limits = ["--arena-nbytes", "2GiB", "--max-body-nbytes", "128MiB", "--log-level", "error"]
-    with command([*line, *limits]) as popen:
-        url = f"http://127.0.0.1:{port}/ready"
-        wait_until_it_answers(popen, url, timeout_s=_START_TIMEOUT_S, log="its log is above")
-        yield port, psutil.Process(popen.pid).children(recursive=True)
 
 
 def _asked(

@@ -119,8 +119,8 @@ SHARE_MUTANTS: Final = (
     Mutant(
         what="large bodies may announce all the room there is",
         file="admission/gate.py",
-        old="number=math.ceil(nbytes / MiB)",
-        new="number=1",
+        old="self._take_mib(request, semaphore, nbytes, limit",
+        new="self._take_mib(request, semaphore, 1, limit",
         tests=_SMALL_TESTS,
     ),
     Mutant(

@@ -30,7 +30,7 @@ MARK: Final = "RESULT "
 NUM_TOKENS: Final = 1
 _NUM_THREADS: Final = 2
 _ARENA_NBYTES: Final = 2 * 2**30
-"""Of all sides: pages of an arena that are used for the first time cost time."""
+"""Arena of each side: pages that are used for the first time cost time."""
 _OPTIONS: Final[dict[str, Any]] = {
     "use_tqdm": False,
     "chat_template_content_format": "openai",

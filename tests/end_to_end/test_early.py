@@ -24,7 +24,7 @@ EARLY = "afferent_early_items_total"
 MADE = 'afferent_items_total{modality="image",outcome="made"}'
 HIT = 'afferent_items_total{modality="image",outcome="hit"}'
 SIDE = 800
-"""Of an image whose plain PNG file has 1.9 MB."""
+"""Width and height of an image whose plain PNG file has 1.9 MB."""
 QUESTION = "What is in the images?"
 RNG = np.random.default_rng(38)
 

@@ -174,13 +174,7 @@ class Gate:
             NoPermitLeft, DeadlineExceeded: As from `enter`.
         """
         with self._for_bytes.standing():
-            await self._store.acquire_permit(
-                request,
-                FORWARDED,
-                limit=max(limit_nbytes // MiB, 1),
-                number=max(math.ceil(nbytes / MiB), 1),
-                timeout_s=self._timeout_s,
-            )
+            await self._take_mib(request, FORWARDED, nbytes, limit_nbytes=limit_nbytes)
         await self.enter(request)
 
     async def admit_audio(self, request: str, *, limit_nbytes: int, may_wait: bool) -> None:
@@ -197,11 +191,9 @@ class Gate:
             NoPermitLeft, DeadlineExceeded: As from `enter`.
         """
         with self._for_bytes.standing():
-            await self._store.acquire_permit(
-                request,
-                LIVE_AUDIO,
-                limit=max(limit_nbytes // MiB, 1),
-                timeout_s=self._timeout_s if may_wait else min(_SOON_S, self._timeout_s),
+            timeout_s = self._timeout_s if may_wait else min(_SOON_S, self._timeout_s)
+            await self._take_mib(
+                request, LIVE_AUDIO, MiB, limit_nbytes=limit_nbytes, timeout_s=timeout_s
             )
 
     def leave(self, request: str) -> None:
@@ -229,13 +221,7 @@ class Gate:
             limits = {f"{UPLOADS_OF}/{tenant}": self._max_uploads_nbytes // 2, **limits}
         with self._for_bytes.standing():
             for semaphore, limit_nbytes in limits.items():
-                await self._store.acquire_permit(
-                    request,
-                    semaphore,
-                    limit=max(limit_nbytes // MiB, 1),
-                    number=math.ceil(nbytes / MiB),
-                    timeout_s=self._timeout_s,
-                )
+                await self._take_mib(request, semaphore, nbytes, limit_nbytes=limit_nbytes)
         return True
 
     def end_upload(self, request: str, *, tenant: str = "") -> None:
@@ -259,6 +245,24 @@ class Gate:
             yield
         finally:
             self._store.forget(request)
+
+    async def _take_mib(
+        self,
+        request: str,
+        semaphore: str,
+        nbytes: int,
+        *,
+        limit_nbytes: int,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Wait for the permits of a semaphore in MiB: at least one."""
+        await self._store.acquire_permit(
+            request,
+            semaphore,
+            limit=max(limit_nbytes // MiB, 1),
+            number=max(math.ceil(nbytes / MiB), 1),
+            timeout_s=self._timeout_s if timeout_s is None else timeout_s,
+        )
 
     @property
     def is_counting(self) -> bool:

@@ -169,22 +169,24 @@ class DocumentReader:
         items: ItemStage,
         *,
         limits: RequestLimits,
+        digester: Digester,
         num_workers: int,
         files: FileStore | None = None,
     ) -> None:
         """Create it.
 
         Args:
+            digester: Hashes documents and pages; it is not closed.
             files: Store of the files that parts name, if there is one.
             items: Makes the features of pages.
-            num_workers: Threads that read and hash documents and pages.
+            num_workers: Threads that read documents.
         """
         self._store, self._maker, self._items = store, maker, items
         self._limits = limits
         self.has_images = limits.document_content != "text"
         """Whether pages of documents become images."""
         self._has_text = limits.document_content != "images"
-        self._digester = Digester(num_workers)
+        self._digester = digester
         self._files = DocumentFiles(
             *(store, gate, self._digester, limits), num_workers=num_workers, files=files
         )
@@ -279,7 +281,6 @@ class DocumentReader:
 
     async def close(self) -> None:
         await self._files.close()
-        self._digester.close()
 
     def _check_sent(self, documents: Sequence[DocumentPart]) -> None:
         """Refuse a file whose bytes were left out of the body, as those of a known item.

@@ -66,17 +66,17 @@ class EarlyItems:
         gate: Gate,
         items: ItemStage,
         *,
-        num_workers: int,
+        digester: Digester,
         max_nbytes: int,
     ) -> None:
         """Create it.
 
         Args:
-            num_workers: Threads that hash images.
+            digester: Hashes images; it is not closed.
             max_nbytes: Most bytes of all copies.
         """
         self._store, self._gate, self._items = store, gate, items
-        self._digester = Digester(num_workers)
+        self._digester = digester
         self._left_nbytes = max_nbytes
         self._numbers = itertools.count()
         self._paused_until_s: dict[str, float] = {}
@@ -99,49 +99,45 @@ class EarlyItems:
         self._paused_until_s = {**waiting, tenant: now_s + _PAUSE_S}
 
     async def begin(
-        self, share: Share, data: memoryview, jobs: dict[bytes, asyncio.Task[bool]]
+        self,
+        share: Share,
+        data: memoryview,
+        digest: bytes | None,
+        jobs: dict[bytes, asyncio.Task[bool]],
     ) -> bytes | None:
-        """Hash an image, and have its features made from a copy.
+        """Have the features of an image made from a copy.
 
         Args:
+            digest: Its digest, if it is known.
             jobs: Jobs of the body by their images' digests; a new one is added. It returns whether
                 there were no features before.
 
         Returns:
             The image's digest; ``None`` if it is no image, or there is no space.
         """
-        nbytes = len(data)
+        nbytes, task = len(data), None
         if nbytes > self._left_nbytes or not self._items.decodes(data, share.tenant):
             return None
-        self._left_nbytes -= nbytes
-        try:
-            return await self._begin(share, data, jobs)
-        finally:
-            self._left_nbytes += nbytes
-
-    async def _begin(
-        self, share: Share, data: memoryview, jobs: dict[bytes, asyncio.Task[bool]]
-    ) -> bytes | None:
         lease = f"early-{next(self._numbers)}"
+        self._left_nbytes -= nbytes
         self._store.introduce(lease, share)
         try:
-            (digest,) = await self._digester.digest_all([data])
+            if digest is None:
+                (digest,) = await self._digester.digest_all([data])
             if digest in jobs or await self._items.knows(lease, share.tenant, digest):
-                self._store.forget(lease)
                 return digest
             raw = await self._copied(lease, data, digest)
+            making = self._make(ItemRequest(lease, (MediaPart(Modality.IMAGE, raw),), share))
+            task = jobs[digest] = asyncio.create_task(making)
         except AfferentError:
-            self._store.forget(lease)
             return None
-        except BaseException:
-            self._store.forget(lease)
-            raise
+        finally:
+            if task is None:
+                self._store.forget(lease)
+                self._left_nbytes += nbytes
         EARLY_ITEMS.labels().inc()
-        making = self._make(ItemRequest(lease, (MediaPart(Modality.IMAGE, raw),), share))
-        task = jobs[digest] = asyncio.create_task(making)
         self._running.add(task)
-        self._left_nbytes -= raw.nbytes
-        task.add_done_callback(partial(self._end, raw.nbytes))
+        task.add_done_callback(partial(self._end, nbytes))
         return digest
 
     def _end(self, nbytes: int, task: asyncio.Task[bool]) -> None:
@@ -152,7 +148,6 @@ class EarlyItems:
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
-        self._digester.close()
 
     async def _copied(self, lease: str, data: memoryview, digest: bytes) -> RawMedia:
         """Return a sealed copy of an image.
@@ -204,9 +199,13 @@ class EarlyBody:
             and not self._finds_option(text)
         )
 
-    async def begin(self, data: memoryview) -> bytes | None:
-        """Begin an image; return its digest, or ``None`` if it was not hashed."""
-        return await self._early.begin(self._share, data, self._jobs)
+    async def begin(self, data: memoryview, digest: bytes | None) -> bytes | None:
+        """Begin an image; return its digest, or ``None`` if it was not begun.
+
+        Args:
+            digest: Its digest, if it is known.
+        """
+        return await self._early.begin(self._share, data, digest, self._jobs)
 
     def is_new(self, digest: bytes | None) -> bool:
         """Return whether an image was begun here, and had no features before."""

@@ -127,7 +127,8 @@ class ItemReader:
         self._limits_by_tenant = limits_by_tenant
         self._fingerprint, self._limits = processor.fingerprint, limits
         self._key_of = functools.lru_cache(_MOST_KEYS)(self._made_key)
-        self._digester = Digester(num_workers)
+        self.digester = Digester(num_workers)
+        """Hashes media; it ends with the reader."""
         self._urls = UrlReader(
             store, limits, num_workers=num_workers, has_tier=has_tier, files=files
         )
@@ -239,7 +240,7 @@ class ItemReader:
 
     async def close(self) -> None:
         await self._urls.close()
-        self._digester.close()
+        self.digester.close()
 
     # Items that were not sent
 
@@ -316,7 +317,7 @@ class ItemReader:
             headers.append(header)
             await pace.rest()
         new = [view for raw, view in zip(media, views, strict=True) if raw.digest is None]
-        made = iter(await self._digester.digest_all(new))
+        made = iter(await self.digester.digest_all(new))
         digests = [next(made) if raw.digest is None else raw.digest for raw in media]
         came = zip((part.media for part in parts), media, views, digests, strict=True)
         await self._urls.leave(request, list(came))
@@ -343,7 +344,7 @@ class ItemReader:
             and not self._max_pixels(part.media)
         ]
         name_of = functools.partial(self._name_of, Modality.IMAGE)
-        named = await self._digester.apply(name_of, [files[index] for index in plain])
+        named = await self.digester.apply(name_of, [files[index] for index in plain])
         for index, alias in zip(plain, named, strict=True):
             aliases[index] = alias
         return aliases

@@ -142,11 +142,12 @@ class ItemStage:
             *(store, gate, self._maker, self),
             files=settings.files,
             limits=settings.limits,
+            digester=self._reader.digester,
             num_workers=settings.num_workers,
         )
         self.early = EarlyItems(
             *(store, gate, self),
-            num_workers=settings.num_workers,
+            digester=self._reader.digester,
             max_nbytes=self._maker.share_nbytes(ObjectKind.RAW) // _EARLY_PART,
         )
 

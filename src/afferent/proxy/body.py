@@ -218,7 +218,8 @@ class BodyReader:
             if nbytes >= _LEAST_EARLY_NBYTES:
                 if not early.may_begin(self._cutter.text):
                     return
-                digest = await early.begin(self._buffer.view(start, nbytes))
+                known = self._digests.get(index)
+                digest = await early.begin(self._buffer.view(start, nbytes), known)
                 if digest is not None:
                     self._digests[index] = digest
             self._num_offered = index + 1

@@ -101,7 +101,7 @@ class LiveAudio:
 
     def hear(self, message: str) -> None:
         """Read a message of vLLM: a transcription may be complete."""
-        if _DONE in message and _is_done(message):
+        if _DONE in message and _parsed(message).get("type") == _DONE:
             self.end()
 
     def end(self) -> None:
@@ -146,17 +146,15 @@ def _read(message: str) -> dict[str, Any]:
     if sum(map(message.count, "[{,")) > _MOST_VALUES:
         raise InvalidRequest("the event has too many values")
     try:
-        event = json.loads(message)
-    except json.JSONDecodeError:  # vLLM refuses it, too
-        return {}
+        return _parsed(message)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest("the event can't be read") from error
-    return event if isinstance(event, dict) else {}
 
 
-def _is_done(message: str) -> bool:
+def _parsed(message: str) -> dict[str, Any]:
+    """Return an event; a text that is none is empty: vLLM refuses it, too."""
     try:
         event = json.loads(message)
-    except ValueError:
-        return False
-    return isinstance(event, dict) and event.get("type") == _DONE
+    except json.JSONDecodeError:
+        return {}
+    return event if isinstance(event, dict) else {}
