@@ -9,6 +9,9 @@ processor times of each pair: so the machine's load at that time does not matter
   after each 60 frames, which is 30 s of a camera with 2 frames a second. 7,200 frames are an hour.
 - *window*: the same with a window of 120 items, which is a minute.
 - *request*: one chat completion of as many images, of which 64 are different.
+- *resume*: the frontend of a session is killed, and the session continues on another one, which
+  answers a question. ``created_ms`` is the time from the new connection to ``session.created``, and
+  ``answer_ms`` to the end of the answer.
 - *real*: 2 frames a second in real time, with a question each 30 s. A frame's delay is the time
   until ``conversation.item.done`` beyond the decoding of its JPEG by Pillow.
 
@@ -23,6 +26,7 @@ Expected before the measurement:
   0.4 KiB of KV cache, and the rest objects.
 - *window*: all is flat; memory grows by less than 1 MiB.
 - *request*: 0.1 ms of ``rest`` an image at each number; ``model`` grows with the square.
+- *resume*: a whole answer after 700 ms at 7,200 frames, as 400 ms were measured at 4,000.
 - *real*: a p99 of 30 ms on a quiet machine.
 """
 
@@ -42,20 +46,22 @@ from typing import Any
 
 import numpy as np
 import psutil
+import websockets
 from PIL import Image
 
 from benchmarks.record import BusyMeter, Goal, Report, Row
 from tests.builtin.live import Live, connected, text_part
 from tests.images import encoded
-from tests.server import Server, ask, data_url
+from tests.server import Server, ask, data_url, wait_until
 from training import one_token
 
 QUESTION = "What does a frame, a question or an image cost beside the number of earlier ones?"
 COLUMNS = (
     *("side", "number", "step_ms", "model_ms", "rest_ms"),
     *("ratio", "rest_ratio", "frame_model_ms", "frame_rest_ms", "delay_ms", "memory_mib"),
+    *("created_ms", "answer_ms"),
 )
-_SIDES = ("whole", "window", "request", "real")
+_SIDES = ("whole", "window", "request", "real", "resume")
 _NUM_STEPS = 12
 _NUM_PICTURES = 64
 _ON_THEIR_WAY = 16
@@ -63,6 +69,7 @@ _FRAMES_A_QUESTION = 60
 _FRAMES_A_MINUTE, _FRAMES_AN_HOUR = 120, 7_200
 _SHORT = 100
 _MOST_DELAY_MS, _MOST_GROWTH_MIB, _MOST_RATIO = 50.0, 16.0, 1.2
+_MOST_RESUME_MS, _NUM_RESUMED = 1000.0, 7
 _ANSWER: dict[str, Any] = {"temperature": 0, "max_output_tokens": 4}
 _WORKER = "afferent.builtin.engine.worker"
 
@@ -151,12 +158,17 @@ def run(
     numbers, minutes = _within(numbers, quick=quick), 0.1 if quick else minutes
     report, meter = Report("live", QUESTION), BusyMeter()
     for side in sides:
-        with _server(max(numbers)) as server:
+        with _server(max(numbers), 2 if side == "resume" else 1) as server:
             if side == "request":
                 _requests(server, numbers, report, after_sample)
             elif side == "real":
                 asyncio.run(_real(server, minutes, report))
                 after_sample()
+            elif side == "resume":
+                for number in numbers:
+                    num_resumed = 1 if quick else _NUM_RESUMED
+                    asyncio.run(_resume(server, number, num_resumed, report))
+                    after_sample()
             else:
                 window = {"items": _FRAMES_A_MINUTE} if side == "window" else None
                 asyncio.run(_session(server, side, window, numbers, report, after_sample))
@@ -165,13 +177,14 @@ def run(
 
 
 @contextlib.contextmanager
-def _server(most: int) -> Iterator[Server]:
+def _server(most: int, num_frontends: int) -> Iterator[Server]:
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = one_token.make_tokenizer()
         path = Path(folder) / "one-token"
         one_token.save(path, tokenizer, one_token.make_model(tokenizer))
         limits = ("--max-images", f"{most + 1}", "--max-parts", f"{most + 16}")
-        with Server("--model", str(path), *limits, "--max-json-nbytes", "16MiB") as server:
+        options = (*limits, "--max-json-nbytes", "16MiB", "--frontends", str(num_frontends))
+        with Server("--model", str(path), *options) as server:
             yield server
 
 
@@ -313,6 +326,39 @@ def _decode_ms(data: bytes) -> float:
     start_s = time.perf_counter()
     np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
     return 1e3 * (time.perf_counter() - start_s)
+
+
+async def _resume(server: Server, number: int, num_resumed: int, report: Report) -> None:
+    """Kill the frontend of a session again and again; each time, another one continues it."""
+    samples: dict[str, list[float]] = {"created_ms": [], "answer_ms": []}
+    async with connected(server.url, model="one-token") as live:
+        await _add(live, _frames(_pictures("PNG"), "png"), number)
+        await _ask(live)
+        await _kill_frontend(server, live)
+    for nth in range(num_resumed):
+        start_s = time.perf_counter()
+        async with connected(server.url, model="one-token", session_id=live.session_id) as again:
+            samples["created_ms"].append(1e3 * (time.perf_counter() - start_s))
+            items = number + 2 * (nth + 1)  # with the questions and their answers
+            if (found := again.created.session.conversation_items) != items:
+                raise RuntimeError(f"a session of {items} items has {found}")
+            await _ask(again)
+            samples["answer_ms"].append(1e3 * (time.perf_counter() - start_s))
+            if nth < num_resumed - 1:
+                await _kill_frontend(server, again)
+    report.rows.append(Row({"side": "resume", "number": number}, samples))
+    slowest = max(samples["answer_ms"])
+    goal = f"resume: most ms to the answer at {number:,} items, at most {_MOST_RESUME_MS:g}"
+    report.goals.append(Goal(goal, slowest <= _MOST_RESUME_MS, slowest))
+
+
+async def _kill_frontend(server: Server, live: Live) -> None:
+    """Kill the frontend of a session; wait until its successor serves."""
+    num_ready = server.log().count("ready: HTTP")
+    psutil.Process(live.frontend_of(server)).kill()
+    with contextlib.suppress(websockets.ConnectionClosed):
+        await live.until("none")
+    wait_until(lambda: server.log().count("ready: HTTP") > num_ready)
 
 
 # Requests

@@ -18,6 +18,7 @@ from afferent.proxy.http_server.server import HttpServer
 from afferent.proxy.http_server.shared import ConnectionLimits
 from afferent.proxy.responses import refusal_body
 from tests.builtin.frontends import application
+from tests.server import Server
 
 LIMITS = ConnectionLimits(header_timeout_s=30.0, discard_timeout_s=30.0, write_timeout_s=30.0)
 KEY = "none"
@@ -79,6 +80,18 @@ class Live:
     def session_id(self) -> str:
         found: str = self.created.session.id
         return found
+
+    def frontend_of(self, server: Server) -> int:
+        """Return the process that serves this session."""
+        port = self.connection._connection.local_address[1]
+        (pid,) = [
+            process.pid
+            for process in server.find("afferent.builtin.frontend")
+            if any(
+                each.raddr and each.raddr.port == port for each in process.net_connections("tcp")
+            )
+        ]
+        return pid
 
     async def send(self, **event: Any) -> None:
         await self.connection.send(event)  # type: ignore[arg-type]

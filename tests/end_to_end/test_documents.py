@@ -277,6 +277,33 @@ def test_long_document_takes_bounded_space_and_is_then_known(
     wait_until(lambda: pinned_nbytes(path) == 0)
 
 
+def test_engine_computes_pages_while_others_are_rendered(
+    server: Server, rng: np.random.Generator
+) -> None:
+    """It computes each position once, most of them before the last page exists."""
+    drawn = [draw_image(rng) for _ in range(40)]
+    metrics, counts = [server.metrics()], []
+    file = {"type": "file", "file": {"file_data": as_url(pdf(drawn)), "filename": "a.pdf"}}
+    messages: Any = [{"role": "user", "content": [file]}]
+    for _ in range(2):
+        answer = server.client().chat.completions.create(
+            model="shapes", messages=messages, max_tokens=5
+        )
+        counts.append(answer.usage)
+        metrics.append(server.metrics())
+    before, after, _ = metrics
+    computed, cached = (
+        after[f"afferent_engine_{kind}_tokens_total"]
+        - before[f"afferent_engine_{kind}_tokens_total"]
+        for kind in ("prompt", "cached")
+    )
+    first, again = counts
+    assert computed == first.prompt_tokens
+    assert cached > 0
+    assert first.prompt_tokens_details.cached_tokens == 0, "it was computed for this request"
+    assert again.prompt_tokens_details.cached_tokens > 0.9 * again.prompt_tokens
+
+
 def test_pages_of_a_tiff_are_named(server: Server, rng: np.random.Generator) -> None:
     file = io.BytesIO()
     first, *others = (each.image for each in pages(rng))

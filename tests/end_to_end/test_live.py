@@ -90,14 +90,14 @@ def test_frontend_is_killed_and_the_session_continues_with_the_same_answer(
             answer = expected.output[0].id
             await live.send(type="conversation.item.delete", item_id=answer)
             await live.until("conversation.item.deleted")
-            killed = _frontend_of(server, live)
+            killed = live.frontend_of(server)
             psutil.Process(killed).kill()
             with pytest.raises(ConnectionClosed):
                 await live.until("none")
         start_s = time.monotonic()
         async with connected(server.url, model="one-token", session_id=live.session_id) as again:
             assert again.created.session.conversation_items == 301
-            assert _frontend_of(server, again) != killed
+            assert again.frontend_of(server) != killed
             print(f"continued after {time.monotonic() - start_s:.3f} s")
             response = await again.answer(temperature=0, max_output_tokens=8)
             print(f"answered after {time.monotonic() - start_s:.3f} s")
@@ -111,17 +111,6 @@ def test_frontend_is_killed_and_the_session_continues_with_the_same_answer(
 
     asyncio.run(main())
     wait_until(lambda: len(server.find("afferent.builtin.frontend")) == 2)
-
-
-def _frontend_of(server: Server, live: Live) -> int:
-    """Return the process that serves a session."""
-    port = live.connection._connection.local_address[1]
-    (pid,) = [
-        process.pid
-        for process in server.find("afferent.builtin.frontend")
-        if any(each.raddr and each.raddr.port == port for each in process.net_connections("tcp"))
-    ]
-    return pid
 
 
 def test_session_is_lost_with_the_engine_and_begins_again(one_token: Server) -> None:

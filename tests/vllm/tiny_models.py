@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedTokenizerFast
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen3ASRConfig,
+    Qwen3ASRFeatureExtractor,
+    Qwen3ASRForConditionalGeneration,
+)
 
 from tests import models
 from tests.engine import families
@@ -138,6 +143,48 @@ def _qwen3_vl_video(folder: Path) -> None:
 def _qwen3_vl_moe_video(folder: Path) -> None:
     _qwen3_vl_moe(folder)
     _set_frame_size(folder)
+
+
+def make_qwen3_asr(folder: Path) -> None:
+    """Make a Qwen3-ASR, which transcribes audio of 16 kHz as it arrives."""
+    tokenizer = families.make_tokenizer(
+        audio_token="<|audio_pad|>",
+        audio_bos_token="<|audio_start|>",
+        audio_eos_token="<|audio_end|>",
+    )
+    text = {**families.TEXT, "model_type": "qwen3", "tie_word_embeddings": False}
+    text["head_dim"] = _HEAD_DIM
+    audio = {
+        "num_mel_bins": 16,
+        "d_model": 32,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "encoder_ffn_dim": 64,
+        "output_dim": text["hidden_size"],
+        "downsample_hidden_size": 16,
+        "initializer_range": 0.3,
+    }
+    config = Qwen3ASRConfig(
+        audio_config=audio,
+        text_config=text,
+        audio_token_id=tokenizer.convert_tokens_to_ids("<|audio_pad|>"),
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.eos_token_id,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    model = Qwen3ASRForConditionalGeneration(config)
+    families.save(folder, model, tokenizer, "<|audio_start|><|audio_pad|><|audio_end|>")
+    path = folder / "config.json"
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"architectures": ["Qwen3ASRRealtimeGeneration"]})
+    )
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors["thinker.lm_head.weight"] = tensors.pop("lm_head.weight")  # vLLM's name
+    save_file(tensors, path, metadata={"format": "pt"})
+    Qwen3ASRFeatureExtractor(feature_size=16).save_pretrained(folder)
+    families.write(folder, processor_class="Qwen3ASRProcessor")
 
 
 def _set_frame_size(folder: Path) -> None:

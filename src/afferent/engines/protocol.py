@@ -9,7 +9,7 @@ describes how to write an engine; `afferent.conformance.engine` tests one.
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Annotated, Final, Literal, Protocol, get_args, runtime_checkable
 
 import msgspec
@@ -164,6 +164,9 @@ class EngineInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
             unknown.
         generates: Whether it takes requests. If not, prompts are rendered, and no model runs.
         has_sessions: Whether it is a `SessionEngine`: requests may have a ``session_id``.
+        keeps_prompts: Whether the KV cache of a request that has ended stays for prompts that begin
+            alike, and ``num_cached`` is reported. Then it gets the beginning of a prompt, as a
+            request for one token, while the rest of the prompt's items is made.
     """
 
     max_model_len: int
@@ -178,6 +181,7 @@ class EngineInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     vocab_size: int = 0
     generates: bool = True
     has_sessions: bool = False
+    keeps_prompts: bool = False
 
     @property
     def lacking(self) -> tuple[str, ...]:
@@ -270,6 +274,10 @@ class Engine(Protocol):
     async def stats(self) -> EngineStats | None:
         """Return the statistics; `None` if there are none now."""
         ...
+
+
+Submit = Callable[[EngineRequest], AsyncGenerator[EngineEvent, None]]
+"""`Engine.submit`, or a function that adds something to it."""
 
 
 @runtime_checkable

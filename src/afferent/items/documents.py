@@ -15,9 +15,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
@@ -158,6 +159,47 @@ class _Page:
         return MAX_TEXT_NBYTES if self.has_text else 0
 
 
+class _Beginning:
+    """Documents up to the first page whose features are still being made.
+
+    Invariant: all documents but the last one have all their pages.
+    """
+
+    def __init__(
+        self,
+        opened: Sequence[OpenedDocument],
+        pages: Sequence[_Page],
+        known: Mapping[_Page, Page],
+        begun: Callable[[Sequence[ReadDocument]], None] | None,
+    ) -> None:
+        """Begin with the known pages; see `DocumentReader.read` for ``begun``."""
+        self._opened, self._pages, self._ready, self._begun = opened, pages, dict(known), begun
+        self._documents: list[ReadDocument] = []
+        self._last: list[Page] = []  # of the last document
+        self._num_pages = 0
+
+    def made(self, pages: Mapping[_Page, Page], task: asyncio.Task[list[bool]]) -> None:
+        """Add pages whose features a task has made, unless it failed."""
+        if self._begun is None or task.cancelled() or task.exception() is not None:
+            return
+        self._ready |= pages
+        before = self._num_pages
+        while self._num_pages < len(self._pages):
+            wanted = self._pages[self._num_pages]
+            if (page := self._ready.get(wanted)) is None:
+                break
+            while (
+                not self._documents or self._opened[len(self._documents) - 1] is not wanted.document
+            ):
+                self._last = []
+                digest = self._opened[len(self._documents)].digest
+                self._documents.append(ReadDocument(digest, self._last))
+            self._last.append(page)
+            self._num_pages += 1
+        if self._num_pages > before:
+            self._begun(self._documents)
+
+
 class DocumentReader:
     """Reads documents for one model, over one store."""
 
@@ -228,6 +270,7 @@ class DocumentReader:
         keeps_bytes: bool = False,
         max_pixels: int = 0,
         max_tokens: int | None = None,
+        begun: Callable[[Sequence[ReadDocument]], None] | None = None,
     ) -> list[ReadDocument]:
         """Return the pages of documents, whose features then exist, in order.
 
@@ -236,6 +279,8 @@ class DocumentReader:
             keeps_bytes: Whether the pages' images stay pinned, and no features are made.
             max_pixels: As for `MediaPart`.
             max_tokens: Most tokens that all pages may have in a prompt; ``None`` if unknown.
+            begun: Called each time that features of further pages exist, with the documents from
+                the first one on; the last one has its first pages alone.
 
         Raises:
             InvalidMedia: A document is no PDF, encrypted, broken, or beyond a limit.
@@ -265,7 +310,8 @@ class DocumentReader:
         for run in self._runs(kept):
             known |= await self._kept(request, run, max_pixels, inner)
         made = [page for page in missing if page not in known]
-        known |= await self._made(request, self._runs(made), max_pixels, inner)
+        beginning = _Beginning(opened, pages, known, begun)
+        known |= await self._made(request, self._runs(made), max_pixels, inner, beginning)
         if handles:
             await self._store.release(request.request_id, handles)
         PAGES.labels("rendered").inc(len(missing))
@@ -413,7 +459,12 @@ class DocumentReader:
         }
 
     async def _made(
-        self, request: ItemRequest, runs: Iterable[Sequence[_Page]], max_pixels: int, trace: Trace
+        self,
+        request: ItemRequest,
+        runs: Iterable[Sequence[_Page]],
+        max_pixels: int,
+        trace: Trace,
+        beginning: _Beginning,
     ) -> dict[_Page, Page]:
         """Render pages, and make the features of each run while the next one is rendered.
 
@@ -434,12 +485,15 @@ class DocumentReader:
                     except BaseException:
                         self._store.forget(lease)
                         raise
-                    images = []
+                    images, shown = [], {}
                     for page, (raw, record) in zip(run, rendered, strict=True):
                         images.append(_image(page, record, max_pixels, raw))
-                        made[page] = _as_page(page, record, max_pixels)
+                        shown[page] = _as_page(page, record, max_pixels)
+                    made |= shown
                     making = self._make(request, lease, images, slots, trace)
-                    tasks.append((run, group.create_task(making)))
+                    task = group.create_task(making)
+                    task.add_done_callback(partial(beginning.made, shown))
+                    tasks.append((run, task))
         except* AfferentError as errors:
             raise _first(errors) from None
         return {

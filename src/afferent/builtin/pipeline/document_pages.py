@@ -25,6 +25,26 @@ def with_pages(request: GenerateRequest, documents: Sequence[ReadDocument]) -> G
     return structs.replace(request, messages=messages)
 
 
+def beginning(request: GenerateRequest, documents: Sequence[ReadDocument]) -> GenerateRequest:
+    """Return the messages of a request up to the last page of the given documents.
+
+    Args:
+        documents: The first ones of the request, in order.
+    """
+    left, messages = list(documents), list[Message]()
+    for message in request.messages:
+        parts: list[Part] = []
+        for part in message.parts if left else ():
+            if isinstance(part, DocumentPart) and left:
+                for page in left.pop(0).pages:
+                    parts += _of_page(page)
+            elif left:
+                parts.append(part)
+        if parts:
+            messages.append(Message(message.role, tuple(parts), message.extra))
+    return structs.replace(request, messages=tuple(messages))
+
+
 def with_frames(request: GenerateRequest, modalities: Collection[Modality]) -> GenerateRequest:
     """Return the request with its videos as files whose frames become images.
 

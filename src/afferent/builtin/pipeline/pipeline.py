@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
@@ -17,6 +18,7 @@ from afferent.builtin.pipeline import capabilities
 from afferent.builtin.pipeline.document_pages import digests_of, with_frames, with_pages
 from afferent.builtin.pipeline.generate import AnswerWriter, merge
 from afferent.builtin.pipeline.prompt import Prompt, PromptBuilder
+from afferent.builtin.pipeline.prompt_ahead import Computed, PromptAhead
 from afferent.builtin.pipeline.request import (
     CallPart,
     End,
@@ -35,11 +37,11 @@ from afferent.builtin.pipeline.stops import StopMatcher
 from afferent.engines.protocol import (
     Accepted,
     Engine,
-    EngineEvent,
     EngineInfo,
     EngineRequest,
     Finished,
     SessionEngine,
+    Submit,
     Tokens,
 )
 from afferent.engines.render import Renderer
@@ -93,7 +95,7 @@ class SequencePlace:
     after: str
     is_open: bool
     end_token: int | None
-    submit: Callable[[EngineRequest], AsyncGenerator[EngineEvent, None]]
+    submit: Submit
     mark: bytes
 
 
@@ -154,13 +156,14 @@ class Pipeline:
         capabilities.check(self.engine.info, request, has_pages=has_pages)
         release = own.release_after(request.n)
         try:
-            given, read = request, await self._read_documents(request, trace)
+            given = request
+            read, submit = await self._read_and_compute(request, trace)
             request = with_pages(request, read)
             engine_request, info = await self._prepare(request, trace, place)
             info = replace(info, digests=digests_of(given, read, info.digests))
             trace.where = "engine"
             yield info
-            submit = self.engine.submit if place is None else place.submit
+            submit = submit if place is None else place.submit
             answers = self._answers(request, engine_request, release, trace, submit)
             async with aclosing(merge(answers)) as outputs:
                 async for output in outputs:
@@ -186,12 +189,64 @@ class Pipeline:
             engine_request = msgspec.structs.replace(engine_request, has_answer=False)
             TOKENS.labels("prompt").inc(len(engine_request.token_ids))
             own.trace.num_prompt_tokens += len(engine_request.token_ids)
-            async with aclosing(place.submit(engine_request)) as events:
-                async for event in events:
-                    if isinstance(event, Accepted):  # the engine has its own pins
-                        self.store.forget(request.request_id)
+            await self._compute(engine_request, place.submit)
         finally:
             self.store.forget(request.request_id)
+
+    async def _read_and_compute(
+        self, request: GenerateRequest, trace: Trace
+    ) -> tuple[list[ReadDocument], Submit]:
+        """Read the documents of a request while the engine computes the prompt's beginning.
+
+        Returns:
+            The documents, and what submits the request.
+        """
+        if self.engine.info is None or not (self.engine.info.keeps_prompts and request.documents):
+            return await self._read_documents(request, trace), self.engine.submit
+        start_ns = time.monotonic_ns()
+        ahead = PromptAhead(request, partial(self._compute_beginning, trace))
+        async with ahead.running():
+            read = await self._read_documents(request, trace, ahead.begun)
+        if ahead.num_tokens:
+            trace.stage(start_ns, "compute_beginning", note=f"{ahead.num_tokens} tokens")
+        return read, partial(ahead.submit, self.engine)
+
+    async def _compute_beginning(self, trace: Trace, request: GenerateRequest) -> Computed:
+        """Have the engine compute messages up to their last item, for a request that begins so.
+
+        The features of the items exist.
+
+        Raises:
+            InvalidRequest: Something in the request is invalid.
+            Unavailable: Try again.
+        """
+        try:
+            inner = Trace(trace.request_id, trace.what)
+            asked, _ = await self._prepare(request, inner)
+            end = max(item.placeholder.offset + item.placeholder.length for item in asked.items)
+            # An engine may know no requests without an answer: one token is the shortest.
+            asked = msgspec.structs.replace(
+                asked, token_ids=asked.token_ids[:end], sampling=Sampling(max_tokens=1)
+            )
+            return Computed(end, await self._compute(asked, self.engine.submit))
+        finally:
+            self.store.forget(request.request_id)
+
+    async def _compute(self, request: EngineRequest, submit: Submit) -> int:
+        """Have the engine compute a prompt for its KV cache alone.
+
+        Returns:
+            The number of its tokens whose KV cache was there already.
+        """
+        num_cached = 0
+        async with aclosing(submit(request)) as events:
+            async for event in events:
+                match event:
+                    case Accepted():  # the engine has its own pins
+                        self.store.forget(request.request_id)
+                    case Tokens(num_cached=number) | Finished(num_cached=number):
+                        num_cached += number
+        return num_cached
 
     async def make_known(self, request: GenerateRequest, own: RequestScope) -> tuple[bytes, ...]:
         """Make the features of a request's media, so that its messages can come by names alone.
@@ -299,12 +354,18 @@ class Pipeline:
         info = self.engine.info
         return request if info is None else with_frames(request, self.modalities(info))
 
-    async def _read_documents(self, request: GenerateRequest, trace: Trace) -> list[ReadDocument]:
+    async def _read_documents(
+        self,
+        request: GenerateRequest,
+        trace: Trace,
+        begun: Callable[[Sequence[ReadDocument]], None] | None = None,
+    ) -> list[ReadDocument]:
         """Return the documents of a request; the features of their pages exist."""
         info = self.engine.info
         return await self._items.documents.read(
             *(request.items, request.documents, trace),
             max_tokens=info.max_model_len if info is not None else None,
+            begun=begun,
         )
 
     def _hash_of(self, item: ReceivedItem) -> str:
@@ -349,7 +410,7 @@ class Pipeline:
         engine_request: EngineRequest,
         release: Callable[[], None],
         trace: Trace,
-        submit: Callable[[EngineRequest], AsyncGenerator[EngineEvent, None]],
+        submit: Submit,
     ) -> list[AsyncGenerator[Output, None]]:
         """Submit one engine request for each answer; all share the same items."""
         TOKENS.labels("prompt").inc(len(engine_request.token_ids))
@@ -393,7 +454,7 @@ class Pipeline:
         writer: AnswerWriter,
         release: Callable[[], None],
         trace: Trace,
-        submit: Callable[[EngineRequest], AsyncGenerator[EngineEvent, None]],
+        submit: Submit,
     ) -> AsyncGenerator[Output, None]:
         """Yield the outputs of one answer.
 

@@ -12,13 +12,13 @@ from afferent.errors import FormatError
 from afferent.runtime.versions import mismatch, version_behind
 from afferent.types import Failure, NonNegative, RequestId, Span, TokenLogprobs, decode
 
-VERSION = 8
+VERSION = 9
 """Version of all messages between frontends and an engine.
 
 The version's position in `FrontendHello` and in `Refused` never changes, so that processes of any
 two versions can name both.
 """
-SCHEMA = "8-95cfd30cc9a4571e6bead4124f6fc24b"
+SCHEMA = "9-262b29a282a9186345f9241b6b88497c"
 """The version, and the digest of its messages (`tests.wire_schema`)."""
 
 
