@@ -1,9 +1,9 @@
 """Time to the first token of an answer about a long PDF.
 
-Each page of the PDF becomes an image of 200 x 200 pixels, and each PDF is a new one. Sides: *ahead*
-computes the beginning of the prompt while other pages are rendered; *afterwards*, the baseline, is
-the same server, and the request has a small image before the document: so nothing is computed
-before all pages exist.
+Each page of the PDF becomes an image of 200 x 200 pixels and a short text, and each PDF is a new
+one. Sides: *ahead* computes the beginning of the prompt while other pages are rendered;
+*afterwards*, the baseline, is the same server, and the request has a small image before the
+document: so nothing is computed before all pages exist.
 
 A sample is one request, beside no other: ``first_s`` from its start to the first token, ``pages_s``
 for the stage that reads the document, ``after_s`` from the end of that stage to the first token,
@@ -66,8 +66,7 @@ def _pages(*, quick: bool) -> tuple[int, ...]:
 def run(*, quick: bool, after_sample: AfterSample) -> Report:
     """Run the benchmark; ``quick`` has few pages."""
     report, meter, numbers = Report("document", QUESTION), BusyMeter(), itertools.count()
-    options = ("--max-document-pages", "500", "--document-content", "images")
-    with serving(*options) as (port, processes):
+    with serving("--max-document-pages", "500") as (port, processes):
         for num_pages in _pages(quick=quick):
             documents = _documents(num_pages, numbers)
             sides = {
@@ -106,7 +105,7 @@ def _asked(
     """Send a request whose content begins with some parts."""
     url = f"data:application/pdf;base64,{base64.b64encode(next(documents)).decode()}"
     # 72 dots per inch: a page has 200 points, and so many pixels.
-    file = {"type": "file", "file": {"filename": "a.pdf", "file_data": url}, "dpi": 72}
+    file = {"type": "file", "file": {"filename": "a.pdf", "file_data": url, "dpi": 72}}
     question = {"type": "text", "text": "What is in picture 1?"}
     messages = [{"role": "user", "content": [*before, file, question]}]
     body = {"model": "shapes", "messages": messages, "max_tokens": 1, "stream": True}

@@ -1,10 +1,16 @@
-"""Ports that are free for a server that needs two of them."""
+"""Free ports for servers that can't choose one themselves."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 from contextlib import ExitStack
+
+
+def free_port() -> int:
+    """Return a port that is free on the loopback address."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
 
 
 def free_pair(*hosts: str) -> int:

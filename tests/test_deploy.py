@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import shutil
-import socket
 import ssl
 import subprocess
 import sys
@@ -28,6 +27,7 @@ import afferent.tier.main  # noqa: F401 - these modules declare metrics
 from afferent import cli, config, errors
 from afferent.operations.commands import health
 from afferent.telemetry.registry import REGISTRY
+from tests.ports import free_port
 from tests.server import Server, wait_until
 
 ROOT = Path(__file__).parent.parent
@@ -468,12 +468,6 @@ def answers(client: httpx.Client) -> bool:
         return client.get("/health").status_code == 200
     except httpx.TransportError:
         return False
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-    return port
 
 
 def run(*command: str) -> str:

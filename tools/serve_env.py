@@ -1,9 +1,10 @@
-"""Make an environment with `transformers serve` and all packages of the development environment.
+"""Make an environment with `transformers serve`, two routers and all development packages.
 
     python -m tools.serve_env [FOLDER]
 
-What that server needs beside `transformers` is installed into this environment alone. It has no
-torchvision, so that the processors of models decode images by Pillow.
+The routers are vllm-router and SMG. These, and what that server needs beside `transformers`, are
+installed into this environment alone. It has no torchvision, so that the processors of models
+decode images by Pillow.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from typing import Final
 from tools.ray_env import make
 
 FOLDER: Final = Path(__file__).parents[1] / ".venv-serve"
-WANTED: Final = ("fastapi>=0.115", "uvicorn>=0.34", "python-multipart>=0.0.20")
+WANTED: Final = (
+    *("fastapi>=0.115", "uvicorn>=0.34", "python-multipart>=0.0.20"),
+    *("vllm-router>=0.1.17", "smg>=1.13"),
+)
 _ALONE: Final = ("accelerate>=1.10",)
 """Installed without what it depends on, which the development environment has: its torch."""
 

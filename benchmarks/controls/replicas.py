@@ -19,7 +19,10 @@ _END: Final = b"\r\n\r\n"
 
 class _Replica(asyncio.Protocol):
     def __init__(self, index: int) -> None:
-        body = b'{"choices":[],"replica":%d}' % index
+        body = (
+            b'{"object":"list","data":[{"id":"m","object":"model"}],"choices":[],"replica":%d}'
+            % index
+        )
         head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
         self._answer = head % len(body) + body
         self._head, self._left = b"", -1

@@ -13,6 +13,7 @@ from msgspec import structs
 from PIL import Image
 
 from afferent.builtin.pipeline.document_pages import beginning, with_pages
+from afferent.builtin.pipeline.prompt_ahead import Computed, PromptAhead
 from afferent.builtin.pipeline.request import GenerateRequest, Message, TextPart
 from afferent.engines.protocol import (
     EngineEvent,
@@ -24,12 +25,13 @@ from afferent.engines.protocol import (
 from afferent.errors import EngineUnavailable
 from afferent.items.documents import Page, ReadDocument
 from afferent.items.request import DocumentPart, MediaPart, SeenMedia
+from afferent.items.stage import ITEMS
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.types import Modality
 from tests import pdfs
 from tests.builtin.frontends import ScriptedEngine, frontend, post
 from tests.images import encoded
-from tests.server import data_url, image_part
+from tests.server import data_url, image_part, wait_until
 
 NUM_PAGES = 24
 
@@ -37,7 +39,7 @@ NUM_PAGES = 24
 class KeepingEngine(ScriptedEngine):
     """Engine that keeps prompts, and records what it computed anew of each."""
 
-    info = EngineInfo(100_000, [2], keeps_prompts=True)
+    info = EngineInfo(100_000, [2], num_kept_tokens=100_000)
 
     def __init__(self, *, keeps: bool = True) -> None:
         """Create it.
@@ -94,15 +96,21 @@ def ask(address: str, engine: ScriptedEngine, *bodies: dict[str, Any], **options
             return [await post(http, body) for body in bodies]
 
     answers = asyncio.run(main())
-    assert engine.num_running == 0
-    with DaemonStore(address, name="looker") as store:
-        assert all(not info.pins for info in store.list_objects())
+    check_released(address, engine)
     return answers
 
 
+def check_released(address: str, engine: ScriptedEngine) -> None:
+    assert engine.num_running == 0
+    with DaemonStore(address, name="looker") as store:
+        wait_until(lambda: all(not info.pins for info in store.list_objects()))
+
+
 def test_engine_computes_each_token_once(address: str, body: dict[str, Any]) -> None:
-    engine = KeepingEngine()
+    engine, hits = KeepingEngine(), ITEMS.labels(Modality.IMAGE, "hit").values[0]
+    body["messages"].insert(0, {"role": "system", "content": []})
     first, again = (answer.json() for answer in ask(address, engine, body, body))
+    assert ITEMS.labels(Modality.IMAGE, "hit").values[0] - hits == NUM_PAGES, "in the repeat"
     asked = engine.requests[-1]
     assert first["choices"][0]["message"]["content"] == "a"
     assert 1 <= len(engine.ahead) <= NUM_PAGES // 4
@@ -112,6 +120,7 @@ def test_engine_computes_each_token_once(address: str, body: dict[str, Any]) -> 
         assert [item.key for item in request.items] == [
             item.key for item in asked.items if item.placeholder.offset < end
         ]
+        assert len(request.items) < NUM_PAGES, "with all pages, the request itself comes"
         assert request.sampling.max_tokens == 1
     *_, whole, repeated = engine.num_new
     assert sum(engine.num_new) - repeated == len(asked.token_ids) == first["usage"]["prompt_tokens"]
@@ -131,7 +140,7 @@ def test_engine_that_drops_its_prompts_gets_two_beginnings(
 
 def test_engine_that_keeps_no_prompts_gets_none(address: str, body: dict[str, Any]) -> None:
     engine = KeepingEngine()
-    engine.info = structs.replace(engine.info, keeps_prompts=False)
+    engine.info = structs.replace(engine.info, num_kept_tokens=0)
     (answer,) = ask(address, engine, body)
     assert answer.status_code == 200
     assert len(engine.requests) == 1
@@ -166,30 +175,113 @@ def test_failure_of_a_beginning_does_not_fail_the_request(
 
 
 class HangsAhead(KeepingEngine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun = asyncio.Event()
+
     async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         async for event in super().submit(request):
             yield event
             if "-ahead-" in request.request_id:
+                self.has_begun.set()
                 await asyncio.Event().wait()
+
+
+def test_request_does_not_wait_long_for_a_beginning(address: str, body: dict[str, Any]) -> None:
+    engine = HangsAhead()
+    (answer,) = ask(address, engine, body)
+    assert answer.status_code == 200
+    assert len(engine.ahead) == 1
 
 
 def test_beginning_is_aborted_with_its_request(address: str, body: dict[str, Any]) -> None:
     engine = HangsAhead()
-    (answer,) = ask(address, engine, body, request_timeout_s=3.0)
-    assert answer.json()["error"]["code"] == "deadline_exceeded"
-    assert len(engine.requests) == len(engine.ahead) == 1
+
+    async def main() -> None:
+        async with frontend(address, engine=engine) as http:
+            asked = asyncio.create_task(post(http, body))
+            await engine.has_begun.wait()
+            asked.cancel()
+            await asyncio.wait([asked])
+
+    asyncio.run(main())
+    check_released(address, engine)
+    assert len(engine.requests) == 1
+
+
+def test_no_more_is_computed_than_the_engine_keeps(address: str, body: dict[str, Any]) -> None:
+    engine = KeepingEngine()
+    engine.info = structs.replace(engine.info, num_kept_tokens=500)
+    (answer,) = ask(address, engine, body)
+    assert answer.status_code == 200
+    assert engine.ahead
+    assert max(len(request.token_ids) for request in engine.ahead) <= 500
+    assert len(engine.requests[-1].token_ids) > 500
+
+
+def test_pages_beside_too_long_texts_are_not_rendered(address: str, body: dict[str, Any]) -> None:
+    engine = KeepingEngine()
+    engine.info = structs.replace(engine.info, max_model_len=1000)
+    fits, refused = ask(address, engine, body, _asking_more(body, "word " * 300))
+    assert fits.status_code == 200
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    assert "beside the texts" in refused.json()["error"]["message"]
+    num_before = len(engine.requests)
+    (refused,) = ask(address, engine, _asking_more(body, "word " * 3000))
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    assert len(engine.requests) == num_before
+
+
+def _asking_more(body: dict[str, Any], text: str) -> dict[str, Any]:
+    message = {"role": "user", "content": text}
+    return {**body, "messages": [*body["messages"], message]}
+
+
+def begun(documents: list[ReadDocument], compute: Any) -> list[GenerateRequest]:
+    """Have beginnings of a request with these documents computed; return their requests."""
+    asked: list[GenerateRequest] = []
+
+    async def computed(request: GenerateRequest) -> Any:
+        asked.append(request)
+        return compute()
+
+    async def main() -> None:
+        message = Message("user", (DocumentPart("a"), DocumentPart("b")))
+        ahead = PromptAhead(GenerateRequest(request_id="r", messages=(message,)), computed)
+        async with ahead.running():
+            ahead.begun([])
+            ahead.begun(documents)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    return asked
+
+
+def page(number: int, *, has_image: bool = True) -> Page:
+    image = MediaPart(Modality.IMAGE, SeenMedia(bytes([number]), is_page=True))
+    return Page(number, image if has_image else None, f"text {number}")
+
+
+def test_pages_of_text_alone_are_not_computed_ahead() -> None:
+    texts = [page(number, has_image=False) for number in range(9)]
+    assert not begun([ReadDocument(b"a", texts)], lambda: Computed(1, 0))
+    assert len(begun([ReadDocument(b"a", [*texts, page(9)])], lambda: Computed(1, 0))) == 1
+
+
+def test_unexpected_error_of_a_beginning_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    documents = [ReadDocument(b"a", [page(number) for number in range(9)])]
+    assert len(begun(documents, lambda: 1 // 0)) == 1
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_beginning_ends_with_the_last_known_page() -> None:
-    pages = [
-        Page(number, MediaPart(Modality.IMAGE, SeenMedia(bytes([number]), is_page=True)), text)
-        for number, text in enumerate(("one", "", "three"), 1)
-    ]
+    pages = [page(number) for number in range(3)]
     before, after = Message("system", (TextPart("Be brief."),)), Message("user", (TextPart("So?"),))
     parts = (TextPart("A"), DocumentPart("a"), TextPart("B"), DocumentPart("b"), TextPart("C"))
     request = GenerateRequest(request_id="r", messages=(before, Message("user", parts), after))
     documents = [ReadDocument(b"a", pages[:2]), ReadDocument(b"b", pages[2:])]
     whole = with_pages(request, documents).messages[1].parts
-    for number, end in ((1, 4), (2, 7)):
+    for number, end in ((1, 5), (2, 8)):
         begun = beginning(request, documents[:number]).messages
         assert begun == (before, Message("user", whole[:end]))

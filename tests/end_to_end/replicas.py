@@ -66,6 +66,8 @@ class Replica:
     """Items by their names, as far as it has got and not lost them."""
     unknown_name: int = 409
     """Status of its answers to names that it does not know."""
+    models: tuple[str, ...] = ()
+    """Models that it lists."""
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     may_end: asyncio.Event = field(default_factory=asyncio.Event)
     num_running: int = 0
@@ -88,6 +90,9 @@ class Replica:
             await asyncio.sleep(3600)
         if request.path == "/health":
             return web.Response(status=self.health)
+        if request.path == "/v1/models" and self.models:
+            listed = [{"id": each, "object": "model"} for each in self.models]
+            return web.json_response({"object": "list", "data": listed})
         headers = {name.lower(): value for name, value in request.headers.items()}
         body = await self._arrived(request)
         if body is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from tests import models
 from tests.end_to_end.replicas import CHAT
 from tests.images import encoded, photo
 from tests.media.media_host import media_host, send
+from tests.ports import free_port
 from tests.server import Server, data_url, wait_until
 from tests.vllm.servers import SHAPES, Stock
 
@@ -28,11 +28,6 @@ PYTHON = Path(__file__).parents[2] / ".venv-serve" / "bin" / "python"
 START_TIMEOUT_S = 300.0
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 @contextlib.contextmanager

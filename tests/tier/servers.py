@@ -18,6 +18,8 @@ from typing import Self
 import pytest
 import redis
 
+from tests.ports import free_port
+
 MUST_BE_THERE = "TESTS_NEED_REDIS"
 _START_TIMEOUT_S = 20.0
 _PIECE_NBYTES = 64 << 10
@@ -32,13 +34,6 @@ def server_program() -> str:
     if os.environ.get(MUST_BE_THERE):
         pytest.fail(why)
     pytest.skip(why)
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-    return port
 
 
 class RedisServer:

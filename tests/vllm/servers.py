@@ -19,6 +19,7 @@ import pytest
 
 from afferent.store.client.daemon_store import DaemonStore
 from tests.pages import Block
+from tests.ports import free_port
 from tests.server import Server, wait_until
 from tools import vllm_env
 
@@ -91,7 +92,7 @@ class Stock:
     def __enter__(self) -> Self:
         where = ["--uds", str(self._uds)]
         if self._uds is None:
-            port = _free_port()
+            port = free_port()
             self.url, where = f"http://127.0.0.1:{port}", ["--port", str(port)]
         command = [python(), "-m", "vllm.entrypoints.cli.main", *self._command, str(self._folder)]
         self.popen = subprocess.Popen(
@@ -170,13 +171,6 @@ def wait_until_nothing_held(store_path: Path) -> None:
     """Wait until no request pins an object of this store."""
     with DaemonStore(str(store_path), name="looker") as store:
         wait_until(lambda: store.stat().held_nbytes == 0)
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-    return port
 
 
 def version() -> str:

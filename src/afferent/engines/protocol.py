@@ -164,9 +164,10 @@ class EngineInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
             unknown.
         generates: Whether it takes requests. If not, prompts are rendered, and no model runs.
         has_sessions: Whether it is a `SessionEngine`: requests may have a ``session_id``.
-        keeps_prompts: Whether the KV cache of a request that has ended stays for prompts that begin
-            alike, and ``num_cached`` is reported. Then it gets the beginning of a prompt, as a
-            request for one token, while the rest of the prompt's items is made.
+        num_kept_tokens: Most tokens of requests that have ended whose KV cache stays for prompts
+            that begin alike; ``num_cached`` is reported for these. Shorter beginnings of a prompt
+            come as requests for one token, while the rest of the prompt's items is made. 0: none
+            come.
     """
 
     max_model_len: int
@@ -181,7 +182,7 @@ class EngineInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     vocab_size: int = 0
     generates: bool = True
     has_sessions: bool = False
-    keeps_prompts: bool = False
+    num_kept_tokens: int = 0
 
     @property
     def lacking(self) -> tuple[str, ...]:

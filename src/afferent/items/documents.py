@@ -169,21 +169,20 @@ class _Beginning:
         self,
         opened: Sequence[OpenedDocument],
         pages: Sequence[_Page],
-        known: Mapping[_Page, Page],
         begun: Callable[[Sequence[ReadDocument]], None] | None,
     ) -> None:
-        """Begin with the known pages; see `DocumentReader.read` for ``begun``."""
-        self._opened, self._pages, self._ready, self._begun = opened, pages, dict(known), begun
+        """Begin without any page; see `DocumentReader.read` for ``begun``."""
+        self._opened, self._pages, self._begun = opened, pages, begun
+        self._ready: dict[_Page, Page] = {}
         self._documents: list[ReadDocument] = []
         self._last: list[Page] = []  # of the last document
         self._num_pages = 0
 
-    def made(self, pages: Mapping[_Page, Page], task: asyncio.Task[list[bool]]) -> None:
-        """Add pages whose features a task has made, unless it failed."""
-        if self._begun is None or task.cancelled() or task.exception() is not None:
+    def add(self, pages: Mapping[_Page, Page]) -> None:
+        """Add pages whose features exist."""
+        if self._begun is None:
             return
         self._ready |= pages
-        before = self._num_pages
         while self._num_pages < len(self._pages):
             wanted = self._pages[self._num_pages]
             if (page := self._ready.get(wanted)) is None:
@@ -196,7 +195,7 @@ class _Beginning:
                 self._documents.append(ReadDocument(digest, self._last))
             self._last.append(page)
             self._num_pages += 1
-        if self._num_pages > before:
+        if self._num_pages < len(self._pages):
             self._begun(self._documents)
 
 
@@ -279,8 +278,8 @@ class DocumentReader:
             keeps_bytes: Whether the pages' images stay pinned, and no features are made.
             max_pixels: As for `MediaPart`.
             max_tokens: Most tokens that all pages may have in a prompt; ``None`` if unknown.
-            begun: Called each time that features of further pages exist, with the documents from
-                the first one on; the last one has its first pages alone.
+            begun: Called with the documents whose first pages are known, and again when there are
+                further pages, until all exist. The last document may lack some of its pages.
 
         Raises:
             InvalidMedia: A document is no PDF, encrypted, broken, or beyond a limit.
@@ -310,7 +309,8 @@ class DocumentReader:
         for run in self._runs(kept):
             known |= await self._kept(request, run, max_pixels, inner)
         made = [page for page in missing if page not in known]
-        beginning = _Beginning(opened, pages, known, begun)
+        beginning = _Beginning(opened, pages, begun)
+        beginning.add(known)
         known |= await self._made(request, self._runs(made), max_pixels, inner, beginning)
         if handles:
             await self._store.release(request.request_id, handles)
@@ -397,8 +397,8 @@ class DocumentReader:
         if max_tokens is not None and num_tokens > max_tokens:
             raise PromptTooLong(
                 f"the {len(pages)} pages of documents and frames of videos take {num_tokens} "
-                f"tokens; the model has room for {max_tokens} in all: choose fewer pages, such as "
-                '"pages": "1-3", or fewer frames (--max-sampled-frames)',
+                f"tokens; the model has room for {max_tokens} beside the texts: choose fewer "
+                'pages, such as "pages": "1-3", or fewer frames (--max-sampled-frames)',
                 param=Param.MESSAGES,
             )
 
@@ -490,10 +490,9 @@ class DocumentReader:
                         images.append(_image(page, record, max_pixels, raw))
                         shown[page] = _as_page(page, record, max_pixels)
                     made |= shown
-                    making = self._make(request, lease, images, slots, trace)
-                    task = group.create_task(making)
-                    task.add_done_callback(partial(beginning.made, shown))
-                    tasks.append((run, task))
+                    done = partial(beginning.add, shown)
+                    making = self._make(request, lease, images, slots, trace, done)
+                    tasks.append((run, group.create_task(making)))
         except* AfferentError as errors:
             raise _first(errors) from None
         return {
@@ -509,8 +508,12 @@ class DocumentReader:
         images: Sequence[MediaPart],
         slots: asyncio.Semaphore,
         trace: Trace,
+        done: Callable[[], None],
     ) -> list[bool]:
         """Make the features of a run's images; then nothing of its lease is pinned.
+
+        Args:
+            done: Called when the features exist.
 
         Returns:
             Whether those of each image did not exist.
@@ -524,6 +527,7 @@ class DocumentReader:
             self._store.forget(lease)
             slots.release()
         trace.add(inner.spans)
+        done()
         return made
 
     async def _render(

@@ -26,23 +26,22 @@ def with_pages(request: GenerateRequest, documents: Sequence[ReadDocument]) -> G
 
 
 def beginning(request: GenerateRequest, documents: Sequence[ReadDocument]) -> GenerateRequest:
-    """Return the messages of a request up to the last page of the given documents.
+    """Return the request up to the last page of the given documents.
 
     Args:
-        documents: The first ones of the request, in order.
+        documents: The first ones of the request, in order; at least one.
     """
-    left, messages = list(documents), list[Message]()
+    left, messages = len(documents), list[Message]()
     for message in request.messages:
         parts: list[Part] = []
         for part in message.parts if left else ():
-            if isinstance(part, DocumentPart) and left:
-                for page in left.pop(0).pages:
-                    parts += _of_page(page)
-            elif left:
+            if left:
                 parts.append(part)
-        if parts:
-            messages.append(Message(message.role, tuple(parts), message.extra))
-    return structs.replace(request, messages=tuple(messages))
+                left -= isinstance(part, DocumentPart)
+        messages.append(Message(message.role, tuple(parts), message.extra))
+        if not left:
+            break
+    return with_pages(structs.replace(request, messages=tuple(messages)), documents)
 
 
 def with_frames(request: GenerateRequest, modalities: Collection[Modality]) -> GenerateRequest:

@@ -23,6 +23,7 @@ from afferent.builtin.pipeline.request import (
     CallPart,
     End,
     GenerateRequest,
+    Message,
     Output,
     PromptInfo,
     Rendered,
@@ -157,13 +158,15 @@ class Pipeline:
         release = own.release_after(request.n)
         try:
             given = request
-            read, submit = await self._read_and_compute(request, trace)
+            if place is None:
+                read, submit = await self._read_and_compute(request, trace)
+            else:
+                read, submit = await self._read_documents(request, trace), place.submit
             request = with_pages(request, read)
             engine_request, info = await self._prepare(request, trace, place)
             info = replace(info, digests=digests_of(given, read, info.digests))
             trace.where = "engine"
             yield info
-            submit = submit if place is None else place.submit
             answers = self._answers(request, engine_request, release, trace, submit)
             async with aclosing(merge(answers)) as outputs:
                 async for output in outputs:
@@ -201,29 +204,41 @@ class Pipeline:
         Returns:
             The documents, and what submits the request.
         """
-        if self.engine.info is None or not (self.engine.info.keeps_prompts and request.documents):
+        if self.engine.info is None or not (self.engine.info.num_kept_tokens and request.documents):
             return await self._read_documents(request, trace), self.engine.submit
-        start_ns = time.monotonic_ns()
         ahead = PromptAhead(request, partial(self._compute_beginning, trace))
-        async with ahead.running():
-            read = await self._read_documents(request, trace, ahead.begun)
-        if ahead.num_tokens:
-            trace.stage(start_ns, "compute_beginning", note=f"{ahead.num_tokens} tokens")
+        try:
+            async with ahead.running():
+                read = await self._read_documents(request, trace, ahead.begun)
+                start_ns = time.monotonic_ns()
+        finally:
+            trace.num_prompt_tokens = ahead.num_new  # also of a request that fails now
+        if ahead.num_new:
+            trace.stage(start_ns, "wait_for_beginning", note=f"{ahead.num_new} tokens")
         return read, partial(ahead.submit, self.engine)
 
-    async def _compute_beginning(self, trace: Trace, request: GenerateRequest) -> Computed:
+    async def _compute_beginning(self, trace: Trace, request: GenerateRequest) -> Computed | None:
         """Have the engine compute messages up to their last item, for a request that begins so.
 
-        The features of the items exist.
+        Args:
+            request: Its items are those that are known by their digests.
+
+        Returns:
+            ``None`` if the engine would not keep it, or features are gone.
 
         Raises:
             InvalidRequest: Something in the request is invalid.
             Unavailable: Try again.
         """
+        inner, info = Trace(trace.request_id, trace.what), self.engine.info
+        if info is None or await self._items.missing(request.items):
+            return None
+        self.store.introduce(request.request_id, request.share)
         try:
-            inner = Trace(trace.request_id, trace.what)
-            asked, _ = await self._prepare(request, inner)
+            asked, _ = await self._prepare(request, inner, is_ahead=True)
             end = max(item.placeholder.offset + item.placeholder.length for item in asked.items)
+            if end > info.num_kept_tokens:
+                return None
             # An engine may know no requests without an answer: one token is the shortest.
             asked = msgspec.structs.replace(
                 asked, token_ids=asked.token_ids[:end], sampling=Sampling(max_tokens=1)
@@ -361,12 +376,34 @@ class Pipeline:
         begun: Callable[[Sequence[ReadDocument]], None] | None = None,
     ) -> list[ReadDocument]:
         """Return the documents of a request; the features of their pages exist."""
-        info = self.engine.info
+        if not request.documents:
+            return []
         return await self._items.documents.read(
             *(request.items, request.documents, trace),
-            max_tokens=info.max_model_len if info is not None else None,
+            max_tokens=await self._room_beside_texts(request),
             begun=begun,
         )
+
+    async def _room_beside_texts(self, request: GenerateRequest) -> int | None:
+        """Return the most tokens that media may have in the prompt; ``None`` if unknown.
+
+        Raises:
+            PromptTooLong: The texts alone, and the shortest answer, need more than the context.
+        """
+        kept = (TextPart, CallPart)
+        messages = tuple(
+            Message(each.role, tuple(p for p in each.parts if isinstance(p, kept)), each.extra)
+            for each in request.messages
+        )
+        texts = msgspec.structs.replace(request, messages=messages, max_tokens=None)
+        try:
+            _, sampling = await self._prompt(texts, [], Trace(request.request_id, ""))
+        except PromptTooLong:
+            raise
+        except InvalidRequest:  # the chat template needs the media
+            info = self.engine.info
+            return info.max_model_len if info is not None else None
+        return sampling.max_tokens - max(1, request.min_tokens or 0)
 
     def _hash_of(self, item: ReceivedItem) -> str:
         renderer = self.engine
@@ -376,18 +413,27 @@ class Pipeline:
         return renderer.hash_of(item.modality, item.key, self._items.sent(item), uuid)
 
     async def _prepare(
-        self, request: GenerateRequest, trace: Trace, place: SequencePlace | None = None
+        self,
+        request: GenerateRequest,
+        trace: Trace,
+        place: SequencePlace | None = None,
+        *,
+        is_ahead: bool = False,
     ) -> tuple[EngineRequest, PromptInfo]:
-        """Return the engine's request; the features are pinned under the request."""
+        """Return the engine's request; the features are pinned under the request.
+
+        Args:
+            is_ahead: Whether another request counts these items as its own.
+        """
         request_id = request.request_id
         found = await self._items.read(request.items, trace)
         with found.awaited():
             if (prompts := found.prompts) is not None:
                 # Too long prompts are refused before any work is done.
                 prompt, sampling = await self._prompt(request, prompts, trace, place=place)
-                ready = await self._items.prepare(request_id, found, trace)
+                ready = await self._items.prepare(request_id, found, trace, is_ahead=is_ahead)
             else:
-                ready = await self._items.prepare(request_id, found, trace)
+                ready = await self._items.prepare(request_id, found, trace, is_ahead=is_ahead)
                 prompts = [item.prompt for item in ready]
                 prompt, sampling = await self._prompt(request, prompts, trace, place=place)
         items = [

@@ -8,24 +8,31 @@ soon after the last page, however many pages there are.
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from msgspec import structs
 
 from afferent.builtin.pipeline.document_pages import beginning
-from afferent.builtin.pipeline.request import GenerateRequest, TemplateOptions
+from afferent.builtin.pipeline.request import GenerateRequest
 from afferent.engines.protocol import Engine, EngineEvent, EngineRequest, Finished, Tokens
 from afferent.errors import AfferentError
 from afferent.items.documents import ReadDocument
 from afferent.items.request import SeenMedia
 
+log = logging.getLogger(__name__)
+
 _LEAST_PAGES: Final = 4
 _GROWTH: Final = 8
 """A beginning has so many more pages than the one before, and at least 1 / `_GROWTH` more: all of
 them together cost the frontend a fixed multiple of the last one."""
+_LEAST_WAIT_S: Final = 1.0
+_WAIT: Final = 2
+"""The request waits so many times as long as the slowest beginning has taken, for the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,28 +60,27 @@ class PromptAhead:
     def __init__(
         self,
         request: GenerateRequest,
-        compute: Callable[[GenerateRequest], Coroutine[Any, Any, Computed]],
+        compute: Callable[[GenerateRequest], Coroutine[Any, Any, Computed | None]],
     ) -> None:
         """Create it; nothing is computed.
 
         Args:
             request: Request with its documents.
-            compute: Has the engine compute the messages of a request.
+            compute: Has the engine compute the messages of a request. After an error, or ``None``,
+                no further ones are computed.
         """
         self._request, self._compute = request, compute
-        self._documents: Sequence[ReadDocument] = ()
+        self._documents: Sequence[ReadDocument] | None = None
+        self._num_pages = 0  # of the last beginning, or those that were known
         self._stirred = asyncio.Event()
-        self._is_complete = False
-        self._computed = Computed(0, 0)
-        self._num_cached = 0  # of the first beginning
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens that were computed ahead."""
-        return self._computed.num_tokens - self._num_cached
+        self._slowest_s = 0.0
+        self.num_new = 0
+        """Number of tokens that were computed, and not cached."""
 
     def begun(self, documents: Sequence[ReadDocument]) -> None:
-        """Take note of further pages; see `DocumentReader.read`."""
+        """Take note of the known pages, and then of further ones; see `DocumentReader.read`."""
+        if self._documents is None:
+            self._num_pages = _num_pages(documents)
         self._documents = documents
         self._stirred.set()
 
@@ -84,12 +90,12 @@ class PromptAhead:
         task = asyncio.create_task(self._run())
         try:
             yield
-            self._is_complete = True
+            self._documents = None
             self._stirred.set()
-            await task
+            await asyncio.wait([task], timeout=max(_LEAST_WAIT_S, _WAIT * self._slowest_s))
         finally:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await asyncio.wait([task])
 
     async def submit(
         self, engine: Engine, request: EngineRequest
@@ -97,40 +103,53 @@ class PromptAhead:
         """Submit the request itself; what was computed ahead does not count as cached."""
         async with aclosing(engine.submit(request)) as events:
             async for event in events:
-                if isinstance(event, Tokens | Finished) and self._computed.num_tokens:
-                    num_cached = min(event.num_cached, self._num_cached)
+                if isinstance(event, Tokens | Finished) and event.num_cached:
+                    num_cached = max(0, event.num_cached - self.num_new)
                     event = structs.replace(event, num_cached=num_cached)
                 yield event
 
     async def _run(self) -> None:
-        num_pages = number = 0
+        try:
+            await self._compute_all()
+        except AfferentError as error:  # the request itself meets the same one, or none
+            log.debug("no further beginning of a prompt is computed: %s", error.message)
+        except Exception:
+            log.exception("the beginning of a prompt could not be computed")
+
+    async def _compute_all(self) -> None:
+        number = num_tokens = 0
         while True:
             await self._stirred.wait()
             self._stirred.clear()
-            if self._is_complete:
+            if (documents := self._documents) is None:
                 return
-            found = sum(len(document.pages) for document in self._documents)
-            if found - num_pages < max(_LEAST_PAGES, num_pages // _GROWTH):
+            found = _num_pages(documents)
+            if found - self._num_pages < max(_LEAST_PAGES, self._num_pages // _GROWTH):
                 continue
-            num_pages, number = found, number + 1
-            messages = beginning(self._request, self._documents).messages
-            if any(not isinstance(p.source, SeenMedia) for m in messages for p in m.media):
+            begun = beginning(self._request, documents)
+            if any(not isinstance(part.source, SeenMedia) for part in begun.media):
                 return  # it is read with the request itself
-            variables = self._request.template.variables
-            template = TemplateOptions(variables=variables, begins_answer=False)
-            request = GenerateRequest(
-                request_id=f"{self._request.request_id}-ahead-{number}",
-                messages=messages,
-                template=template,
-                max_tokens=1,
-                share=self._request.share,
+            if not begun.media:
+                continue
+            number, self._num_pages = number + 1, found
+            start_s = time.monotonic()
+            computed = await self._compute(
+                GenerateRequest(
+                    request_id=f"{self._request.request_id}-ahead-{number}",
+                    messages=begun.messages,
+                    template=replace(begun.template, begins_answer=False, continues_last=False),
+                    max_tokens=1,
+                    share=begun.share,
+                )
             )
-            try:
-                computed = await self._compute(request)
-            except AfferentError:
-                return  # the request itself meets the same error, or none
-            if computed.num_cached < self._computed.num_tokens:
+            if computed is None:
                 return
-            if number == 1:
-                self._num_cached = computed.num_cached
-            self._computed = computed
+            self._slowest_s = max(self._slowest_s, time.monotonic() - start_s)
+            self.num_new += computed.num_tokens - computed.num_cached
+            if computed.num_cached < num_tokens:
+                return
+            num_tokens = computed.num_tokens
+
+
+def _num_pages(documents: Sequence[ReadDocument]) -> int:
+    return sum(len(document.pages) for document in documents)

@@ -18,7 +18,7 @@ VERSION = 9
 The version's position in `FrontendHello` and in `Refused` never changes, so that processes of any
 two versions can name both.
 """
-SCHEMA = "9-262b29a282a9186345f9241b6b88497c"
+SCHEMA = "9-668cf2ddf8b44b3451ca3dea319909e1"
 """The version, and the digest of its messages (`tests.wire_schema`)."""
 
 

@@ -128,7 +128,11 @@ class EngineLoop:
     ) -> None:
         """Create a loop without requests; it counts in ``stats``."""
         self._ranks, self._pins, self._forms, self._stats = ranks, pins, forms, stats
-        self._info = ranks.info
+        self._info = self.info = ranks.info
+        if not self._info.cross_attention:
+            # A block is kept as a whole, and the answer's token needs one, too.
+            num_kept = max(0, limits.max_kept_tokens - 2 * limits.kv_block_tokens)
+            self.info = msgspec.structs.replace(self._info, num_kept_tokens=num_kept)
         self._scheduler = Scheduler(limits)
         self._row_budget = StepBudget(1)
         self._decode_budget = StepBudget(limits.most_decodes)

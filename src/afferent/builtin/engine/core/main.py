@@ -13,7 +13,6 @@ import contextlib
 import logging
 import socket
 
-import msgspec
 import uvloop
 
 from afferent.builtin.engine import messages as m
@@ -139,11 +138,7 @@ class EngineCore:
 
     @property
     def _info(self) -> EngineInfo | None:
-        if self._loop is None:
-            return None
-        info = self._ranks.info
-        keeps_prompts = self._settings.prefix_cache_tokens > 0 and not info.cross_attention
-        return msgspec.structs.replace(info, keeps_prompts=keeps_prompts)
+        return None if self._loop is None else self._loop.info
 
     def _announce_health(self) -> None:
         for frontend in self._frontends:
