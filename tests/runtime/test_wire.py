@@ -11,8 +11,10 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -116,6 +118,36 @@ def test_refusals_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
             stack.enter_context(contextlib.closing(wire.connect(address, timeout_s=5)))
         asyncio.run(asyncio.wait_for(_refuse(listener, 50), 30))
     assert [record.message for record in caplog.records] == ["a connection was refused"]
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+@pytest.mark.parametrize("num_turns", range(5))
+def test_connection_that_comes_as_accepting_ends_is_not_lost(runner: Any, num_turns: int) -> None:
+    address = new_address("test")
+    accepted: list[socket.socket] = []
+
+    async def accept() -> None:
+        async for sock, _ in wire.accept_peers(listener):
+            accepted.append(sock)
+
+    async def main() -> None:
+        accepting = asyncio.create_task(accept())
+        await asyncio.sleep(0)
+        stack.enter_context(contextlib.closing(wire.connect(address, timeout_s=5)))
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        accepting.cancel()
+        await asyncio.wait([accepting])
+        if not accepted:
+            async for sock, _ in wire.accept_peers(listener):
+                accepted.append(sock)
+                break
+
+    with wire.listen(address) as listener, contextlib.ExitStack() as stack:
+        runner(asyncio.wait_for(main(), 30))
+        for sock in accepted:
+            sock.close()
+    assert len(accepted) == 1
 
 
 def test_a_pidfd_tells_of_the_peers_death() -> None:

@@ -17,9 +17,8 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple, cast
 
-from tests.simulator import socket_calls
 from tests.simulator.machine import Process
-from tests.simulator.sockets import End, Listener
+from tests.simulator.sockets import End
 from tests.simulator.threads import Killed, Thread
 from tests.simulator.watching import Watched
 
@@ -224,16 +223,6 @@ class Loop(asyncio.AbstractEventLoop):
             return False
         found[0].unwatch(found[1])
         return True
-
-    async def sock_accept(self, sock: Any) -> tuple[Any, Any]:
-        listener = cast(Listener, sock.what)
-        await self._until_readable(listener)
-        self.process.system_call()
-        if (failure := self.process.machine.fails("accept", self.process)) is not None:
-            raise failure
-        end = listener.backlog.popleft()
-        end.num_open, end.name = 0, self.process.name
-        return socket_calls.Socket.over(self.process, end), ""
 
     async def sock_recv(self, sock: Any, nbytes: int) -> bytes:
         end = cast(End, sock.what)

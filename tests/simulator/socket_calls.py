@@ -90,6 +90,16 @@ class Socket:
         self._fd = process.machine.new_fd(process, end)
         threads.current().take_time()
 
+    def accept(self) -> tuple[Socket, str]:
+        process, listener = calling(), cast(Listener, self.what)
+        if not listener.backlog:
+            raise BlockingIOError(11, "would block")
+        if (failure := process.machine.fails("accept", process)) is not None:
+            raise failure
+        end = listener.backlog.popleft()
+        end.num_open, end.name = 0, process.name
+        return Socket.over(process, end), ""
+
     def getsockopt(self, level: int, option: int, nbytes: int = 0) -> Any:
         process, end = calling(), cast(End, self.what)
         peer = end.peer_process

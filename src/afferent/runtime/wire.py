@@ -119,12 +119,20 @@ def check_peer(sock: socket.socket) -> Peer:
 
 
 async def accept_peers(listener: socket.socket) -> AsyncIterator[tuple[socket.socket, Peer]]:
-    """Yield connecting peers until cancelled; processes of other users are refused."""
+    """Yield connecting peers until cancelled; processes of other users are refused.
+
+    A connection that comes at the moment of the cancellation stays in the listener's backlog:
+    `loop.sock_accept` would lose it, and never close it.
+    """
     listener.setblocking(False)
-    loop, seldom = asyncio.get_running_loop(), Seldom(log)
+    seldom = Seldom(log)
     while True:
         try:
-            sock, _ = await loop.sock_accept(listener)
+            sock, _ = listener.accept()
+            sock.setblocking(False)
+        except BlockingIOError:
+            await _until_readable(listener)
+            continue
         except OSError as error:  # too many descriptors, most likely: existing connections stay
             seldom.warning("a connection can't be accepted", reason=error.strerror)
             await asyncio.sleep(_ACCEPT_AGAIN_S)
@@ -135,6 +143,20 @@ async def accept_peers(listener: socket.socket) -> AsyncIterator[tuple[socket.so
             seldom.warning("a connection was refused", reason=error.message)
             continue
         yield sock, peer
+
+
+async def _until_readable(sock: socket.socket) -> None:
+    loop, fd, readable = asyncio.get_running_loop(), sock.fileno(), asyncio.Event()
+
+    def note() -> None:
+        loop.remove_reader(fd)  # else it is called again and again
+        readable.set()
+
+    loop.add_reader(fd, note)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(fd)
 
 
 def open_peer_pidfd(sock: socket.socket, peer: Peer) -> int:
