@@ -20,7 +20,7 @@ def test_the_record_has_its_keys() -> None:
     record = json.loads(report.as_json())
     assert [row["side"] for row in record["rows"]] == ["ahead", "afterwards"]
     for row in record["rows"]:
-        for name in document.COLUMNS[2:]:
+        for name in document.COLUMNS[3:]:
             assert row[name] > 0
             assert len(row["samples"][name]) == MIN_SAMPLES
     assert len(record["goals"]) == 3

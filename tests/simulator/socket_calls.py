@@ -91,9 +91,10 @@ class Socket:
         threads.current().take_time()
 
     def accept(self) -> tuple[Socket, str]:
-        process, listener = calling(), cast(Listener, self.what)
+        listener = cast(Listener, self.what)
         if not listener.backlog:
             raise BlockingIOError(11, "would block")
+        process = calling()
         if (failure := process.machine.fails("accept", process)) is not None:
             raise failure
         end = listener.backlog.popleft()
