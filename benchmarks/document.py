@@ -90,13 +90,12 @@ def run(*, quick: bool, after_sample: AfterSample) -> Report:
 
 def _documents(kind: str, num_pages: int, numbers: Iterator[int]) -> Iterator[bytes]:
     """Yield PDFs whose pages all differ."""
-    points = np.random.default_rng(0).integers(0, 200, (_NUM_POINTS if kind == "drawn" else 1, 2))
-    line = b"0.3 w 10 10 m " + b" ".join(b"%d %d l" % (x, y) for x, y in points) + b" S "
+    number_of = {"plain": 1, "drawn": _NUM_POINTS}
+    points = np.random.default_rng(0).integers(0, 200, (number_of[kind], 2)) // (1, 2) + (0, 100)
+    line = b"0.3 w 10 110 m " + b" ".join(b"%d %d l" % (x, y) for x, y in points) + b" S "
     for number in numbers:
         words = (b"%d: %d" % (number, page) for page in range(num_pages))
-        yield pdfs.of_contents(
-            [line + b"BT /F 18 Tf 20 100 Td (%b) Tj ET" % each for each in words]
-        )
+        yield pdfs.of_contents([line + b"BT /F 18 Tf 20 40 Td (%b) Tj ET" % each for each in words])
 
 
 def _small_image() -> dict[str, Any]:

@@ -251,8 +251,8 @@ def begun(documents: list[ReadDocument], compute: Any) -> list[GenerateRequest]:
         async with ahead.running():
             ahead.begun([])
             ahead.begun(documents)
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            for _ in range(100):
+                await asyncio.sleep(0)
 
     asyncio.run(main())
     return asked
@@ -266,7 +266,19 @@ def page(number: int, *, has_image: bool = True) -> Page:
 def test_pages_of_text_alone_are_not_computed_ahead() -> None:
     texts = [page(number, has_image=False) for number in range(9)]
     assert not begun([ReadDocument(b"a", texts)], lambda: Computed(1, 0))
-    assert len(begun([ReadDocument(b"a", [*texts, page(9)])], lambda: Computed(1, 0))) == 1
+    images = [page(number) for number in range(9, 12)]
+    (request,) = begun([ReadDocument(b"a", [*texts, *images])], lambda: Computed(1, 0))
+    assert request.media == [each.image for each in images]
+
+
+def test_a_beginning_has_a_few_more_pages_than_the_one_before() -> None:
+    pages = [page(number) for number in range(60)]
+    numbers = iter(range(1, 100))
+    documents = [ReadDocument(b"a", pages[:33]), ReadDocument(b"b", pages[33:])]
+    asked = begun(documents, lambda: Computed(number := next(numbers), number - 1))
+    assert [len(request.media) for request in asked] == [
+        *range(4, 40, 4), *(40, 45, 50, 56)
+    ]  # fmt: skip
 
 
 def test_unexpected_error_of_a_beginning_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -28,8 +28,9 @@ log = logging.getLogger(__name__)
 
 _LEAST_PAGES: Final = 4
 _GROWTH: Final = 8
-"""A beginning has so many more pages than the one before, and at least 1 / `_GROWTH` more: all of
-them together cost the frontend a fixed multiple of the last one."""
+"""A beginning has so many more pages than the one before, or 1 / `_GROWTH` more: then all of them
+together cost the frontend a fixed multiple of the last one, and the request waits for a part of its
+prompt only."""
 _LEAST_WAIT_S: Final = 1.0
 _WAIT: Final = 2
 """The request waits so many times as long as the slowest beginning has taken, for the last one."""
@@ -118,21 +119,13 @@ class PromptAhead:
 
     async def _compute_all(self) -> None:
         number = num_tokens = 0
-        while True:
-            await self._stirred.wait()
-            self._stirred.clear()
-            if (documents := self._documents) is None:
-                return
-            found = _num_pages(documents)
-            if found - self._num_pages < max(_LEAST_PAGES, self._num_pages // _GROWTH):
-                continue
+        while (documents := await self._next()) is not None:
             begun = beginning(self._request, documents)
             if any(not isinstance(part.source, SeenMedia) for part in begun.media):
                 return  # it is read with the request itself
             if not begun.media:
                 continue
-            number, self._num_pages = number + 1, found
-            start_s = time.monotonic()
+            number, start_s = number + 1, time.monotonic()
             computed = await self._compute(
                 GenerateRequest(
                     request_id=f"{self._request.request_id}-ahead-{number}",
@@ -150,6 +143,29 @@ class PromptAhead:
                 return
             num_tokens = computed.num_tokens
 
+    async def _next(self) -> list[ReadDocument] | None:
+        """Return the documents of the next beginning; ``None`` when all pages are known."""
+        while True:
+            wanted = self._num_pages + max(_LEAST_PAGES, self._num_pages // _GROWTH)
+            if self._documents is not None and _num_pages(self._documents) >= wanted:
+                self._num_pages = wanted
+                return _first_pages(self._documents, wanted)
+            self._stirred.clear()
+            await self._stirred.wait()
+            if self._documents is None:
+                return None
+
 
 def _num_pages(documents: Sequence[ReadDocument]) -> int:
     return sum(len(document.pages) for document in documents)
+
+
+def _first_pages(documents: Sequence[ReadDocument], number: int) -> list[ReadDocument]:
+    """Return the documents with so many pages, of more; the last one lacks the rest of its own."""
+    found: list[ReadDocument] = []
+    for document in documents:
+        if number:
+            pages = document.pages[:number]
+            found.append(ReadDocument(document.digest, pages))
+            number -= len(pages)
+    return found
