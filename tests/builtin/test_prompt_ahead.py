@@ -12,6 +12,7 @@ import pytest
 from msgspec import structs
 from PIL import Image
 
+from afferent.builtin.pipeline import prompt_ahead
 from afferent.builtin.pipeline.document_pages import beginning, with_pages
 from afferent.builtin.pipeline.prompt_ahead import Computed, PromptAhead
 from afferent.builtin.pipeline.request import GenerateRequest, Message, TextPart
@@ -279,6 +280,30 @@ def test_a_beginning_has_a_few_more_pages_than_the_one_before() -> None:
     assert [len(request.media) for request in asked] == [
         *range(4, 40, 4), *(40, 45, 50, 56)
     ]  # fmt: skip
+
+
+@pytest.mark.timeout(30)
+def test_request_goes_on_when_the_beginning_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_ahead, "_LEAST_WAIT_S", 3600.0)
+
+    async def main() -> None:
+        has_begun, may_end = asyncio.Event(), asyncio.Event()
+
+        async def computed(_: GenerateRequest) -> Computed:
+            has_begun.set()
+            await may_end.wait()
+            return Computed(1, 0)
+
+        message = Message("user", (DocumentPart("a"),))
+        ahead = PromptAhead(GenerateRequest(request_id="r", messages=(message,)), computed)
+        async with ahead.running():
+            ahead.begun([])
+            ahead.begun([ReadDocument(b"a", [page(number) for number in range(60)])])
+            await has_begun.wait()
+            asyncio.get_running_loop().call_later(0.05, may_end.set)
+        assert ahead.num_new == 1
+
+    asyncio.run(main())
 
 
 def test_unexpected_error_of_a_beginning_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -74,6 +74,7 @@ class PromptAhead:
         self._documents: Sequence[ReadDocument] | None = None
         self._num_pages = 0  # of the last beginning, or those that were known
         self._stirred = asyncio.Event()
+        self._is_complete = False  # all pages are known
         self._slowest_s = 0.0
         self.num_new = 0
         """Number of tokens that were computed, and not cached."""
@@ -91,7 +92,7 @@ class PromptAhead:
         task = asyncio.create_task(self._run())
         try:
             yield
-            self._documents = None
+            self._is_complete = True
             self._stirred.set()
             await asyncio.wait([task], timeout=max(_LEAST_WAIT_S, _WAIT * self._slowest_s))
         finally:
@@ -145,15 +146,14 @@ class PromptAhead:
 
     async def _next(self) -> list[ReadDocument] | None:
         """Return the documents of the next beginning; ``None`` when all pages are known."""
-        while True:
+        while not self._is_complete:
             wanted = self._num_pages + max(_LEAST_PAGES, self._num_pages // _GROWTH)
             if self._documents is not None and _num_pages(self._documents) >= wanted:
                 self._num_pages = wanted
                 return _first_pages(self._documents, wanted)
             self._stirred.clear()
             await self._stirred.wait()
-            if self._documents is None:
-                return None
+        return None
 
 
 def _num_pages(documents: Sequence[ReadDocument]) -> int:
