@@ -7,6 +7,7 @@ import base64
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import httpx2 as httpx
 import numpy as np
 import pytest
 from msgspec import structs
@@ -27,6 +28,7 @@ from afferent.errors import EngineUnavailable
 from afferent.items.documents import Page, ReadDocument
 from afferent.items.request import DocumentPart, MediaPart, SeenMedia
 from afferent.items.stage import ITEMS
+from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.types import Modality
 from tests import pdfs
@@ -94,20 +96,28 @@ def body(rng: np.random.Generator) -> dict[str, Any]:
 def ask(address: str, engine: ScriptedEngine, *bodies: dict[str, Any], **options: Any) -> list[Any]:
     async def main() -> list[Any]:
         async with frontend(address, engine=engine, **options) as http:
-            return [await post(http, body) for body in bodies]
+            answers = [await post(http, body) for body in bodies]
+            await check_released(address, engine)
+            return answers
 
-    answers = asyncio.run(main())
-    check_released(address, engine)
-    return answers
-
-
-def check_released(address: str, engine: ScriptedEngine) -> None:
-    assert engine.num_running == 0
-    with DaemonStore(address, name="looker") as store:
-        wait_until(lambda: all(not info.pins for info in store.list_objects()))
+    return asyncio.run(main())
 
 
-def test_engine_computes_each_token_once(address: str, body: dict[str, Any]) -> None:
+async def check_released(address: str, engine: ScriptedEngine) -> None:
+    """Wait until nothing runs, and nothing is pinned; the frontend still runs."""
+
+    def wait() -> None:
+        with DaemonStore(address, name="looker") as store:
+            wait_until(lambda: engine.num_running == 0)
+            wait_until(lambda: all(not info.pins for info in store.list_objects()))
+
+    await asyncio.to_thread(wait)
+
+
+def test_engine_computes_each_token_once(
+    address: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_ahead, "_LEAST_WAIT_S", 60.0)
     engine, hits = KeepingEngine(), ITEMS.labels(Modality.IMAGE, "hit").values[0]
     body["messages"].insert(0, {"role": "system", "content": []})
     first, again = (answer.json() for answer in ask(address, engine, body, body))
@@ -204,10 +214,46 @@ def test_beginning_is_aborted_with_its_request(address: str, body: dict[str, Any
             await engine.has_begun.wait()
             asked.cancel()
             await asyncio.wait([asked])
+            await check_released(address, engine)
 
     asyncio.run(main())
-    check_released(address, engine)
     assert len(engine.requests) == 1
+
+
+class SlowStore:
+    """Store whose answers about beginnings never come, though the daemon has pinned objects."""
+
+    def __init__(self, store: AsyncDaemonStore) -> None:
+        self._store, self.has_pinned = store, asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def acquire(self, request_id: str, *asked: Any, **options: Any) -> Any:
+        outcomes = await self._store.acquire(request_id, *asked, **options)
+        if "-ahead-" in request_id:
+            self.has_pinned.set()
+            await asyncio.Event().wait()
+        return outcomes
+
+
+def test_nothing_stays_pinned_if_the_store_is_slow(address: str, body: dict[str, Any]) -> None:
+    engine, stores = KeepingEngine(), list[SlowStore]()
+
+    def slowed(store: AsyncDaemonStore) -> SlowStore:
+        stores.append(SlowStore(store))
+        return stores[0]
+
+    async def main() -> None:
+        async with frontend(address, engine=engine, wrap=slowed) as http:
+            asked = asyncio.create_task(post(http, body))
+            await stores[0].has_pinned.wait()
+            asked.cancel()
+            await asyncio.wait([asked])
+            await check_released(address, engine)
+
+    asyncio.run(main())
+    assert not engine.requests
 
 
 def test_no_more_is_computed_than_the_engine_keeps(address: str, body: dict[str, Any]) -> None:
@@ -231,6 +277,22 @@ def test_pages_beside_too_long_texts_are_not_rendered(address: str, body: dict[s
     (refused,) = ask(address, engine, _asking_more(body, "word " * 3000))
     assert refused.json()["error"]["code"] == "context_length_exceeded"
     assert len(engine.requests) == num_before
+
+
+def test_stored_conversation_may_have_more_than_a_prompt(
+    address: str, body: dict[str, Any]
+) -> None:
+    engine = KeepingEngine()
+    engine.info = structs.replace(engine.info, max_model_len=1000)
+    file = body["messages"][0]["content"][1]["file"]
+    content = [{"type": "input_file", **file}, {"type": "input_text", "text": "word " * 3000}]
+
+    async def main() -> httpx.Response:
+        async with frontend(address, engine=engine) as http:
+            items = [{"type": "message", "role": "user", "content": content}]
+            return await http.post("/v1/conversations", json={"items": items})
+
+    assert asyncio.run(main()).status_code == 200
 
 
 def _asking_more(body: dict[str, Any], text: str) -> dict[str, Any]:
@@ -304,6 +366,12 @@ def test_request_goes_on_when_the_beginning_is_computed(monkeypatch: pytest.Monk
         assert ahead.num_new == 1
 
     asyncio.run(main())
+
+
+def test_once_the_engine_has_dropped_a_beginning_there_are_no_more() -> None:
+    documents = [ReadDocument(b"a", [page(number) for number in range(60)])]
+    numbers = iter(range(10, 1000))
+    assert len(begun(documents, lambda: Computed(next(numbers), 0))) == 2
 
 
 def test_unexpected_error_of_a_beginning_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -68,6 +68,8 @@ class Replica:
     """Status of its answers to names that it does not know."""
     models: tuple[str, ...] = ()
     """Models that it lists."""
+    num_checks: int = 0
+    """Times that its health or its models were asked for."""
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     may_end: asyncio.Event = field(default_factory=asyncio.Event)
     num_running: int = 0
@@ -88,6 +90,7 @@ class Replica:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if self.is_frozen:
             await asyncio.sleep(3600)
+        self.num_checks += request.path in ("/health", "/v1/models")
         if request.path == "/health":
             return web.Response(status=self.health)
         if request.path == "/v1/models" and self.models:

@@ -298,7 +298,7 @@ def test_engine_computes_pages_while_others_are_rendered(
         for kind in ("prompt", "cached")
     )
     first, again = counts
-    assert computed == first.prompt_tokens
+    assert computed >= first.prompt_tokens, "more if a slow beginning is given up"
     assert cached > 0
     assert first.prompt_tokens_details.cached_tokens == 0, "it was computed for this request"
     assert again.prompt_tokens_details.cached_tokens > 0.9 * again.prompt_tokens

@@ -18,7 +18,7 @@ from tests.end_to_end.replicas import Replicas
 from tests.end_to_end.test_openai_engine import chat, image, said, url
 from tests.http_server.test_proxies import need
 from tests.images import encoded, photo
-from tests.ports import free_port
+from tests.ports import free_pair
 from tests.server import Server, wait_until
 
 FOLDER = Path(__file__).parents[2] / ".venv-serve" / "bin"
@@ -64,10 +64,15 @@ http {{
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Command of a router, and its address."""
+    """Command of a router, and its address.
+
+    Attributes:
+        checks: Whether it uses a replica only after it has looked at it.
+    """
 
     command: list[str]
     url: str
+    checks: bool = False
 
 
 Start = Callable[[Path, Sequence[str]], Started]
@@ -96,11 +101,11 @@ def _host(address: str) -> str:
 def launched(program: str, policy: str, _: Path, urls: Sequence[str]) -> Started:
     if not (path := FOLDER / program).exists():
         pytest.skip("no environment for it: make setup-engines")
-    port = free_port()
+    port = free_pair("127.0.0.1")
     command = [str(path), *(["launch"] if program == "smg" else [])]
     command += ["--host", "127.0.0.1", "--port", str(port), "--policy", policy]
-    command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
-    return Started([*command, "--worker-urls", *urls], f"http://127.0.0.1:{port}")
+    command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(port + 1)]
+    return Started([*command, "--worker-urls", *urls], f"http://127.0.0.1:{port}", checks=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +151,8 @@ def replicas() -> Iterator[Replicas]:
 def behind(start: Start, replicas: Replicas, folder: Path, *arguments: str) -> Iterator[Server]:
     """Run Afferent in front of a router in front of the replicas."""
     started = start(folder, replicas.urls)
+    for each in replicas.all:
+        each.num_checks = 0
     env = {**os.environ, "HOME": str(folder), "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
     with (folder / "log").open("w") as log:
         router = subprocess.Popen(started.command, stdout=log, stderr=log, env=env)
@@ -153,12 +160,13 @@ def behind(start: Start, replicas: Replicas, folder: Path, *arguments: str) -> I
         with Server("--engine", "openai", "--engine-url", started.url, *arguments) as server:
             text = chat({"type": "text", "text": "?"})
             wait_until(lambda: server.post(text).status_code == 200)
+            wait_until(lambda: not started.checks or all(each.num_checks for each in replicas.all))
             yield server
     except BaseException:
         print((folder / "log").read_text()[-3000:])
         raise
     finally:
-        router.terminate()
+        router.kill()
         router.wait(30)
 
 

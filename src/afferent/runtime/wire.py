@@ -156,7 +156,8 @@ async def _until_readable(sock: socket.socket) -> None:
     try:
         await readable.wait()
     finally:
-        loop.remove_reader(fd)
+        if not readable.is_set():
+            loop.remove_reader(fd)
 
 
 def open_peer_pidfd(sock: socket.socket, peer: Peer) -> int:

@@ -231,10 +231,10 @@ class Pipeline:
             Unavailable: Try again.
         """
         inner, info = Trace(trace.request_id, trace.what), self.engine.info
-        if info is None or await self._items.missing(request.items):
-            return None
         self.store.introduce(request.request_id, request.share)
         try:
+            if info is None or await self._items.missing(request.items):
+                return None
             asked, _ = await self._prepare(request, inner, is_ahead=True)
             end = max(item.placeholder.offset + item.placeholder.length for item in asked.items)
             if end > info.num_kept_tokens:
@@ -275,21 +275,21 @@ class Pipeline:
             InvalidRequest: Something in the request is invalid.
             Unavailable: Try again.
         """
-        digests, _, _ = await self._make_known(self._with_frames(request), own)
+        digests, _, _ = await self._make_known(self._with_frames(request), own, is_prompt=False)
         return digests
 
     async def make_known_and_count(
         self, request: GenerateRequest, own: RequestScope
     ) -> tuple[tuple[bytes, ...], int]:
         """Do what `make_known` does; return the digests, and the number of the messages' tokens."""
-        digests, request, prompts = await self._make_known(request, own)
+        digests, request, prompts = await self._make_known(request, own, is_prompt=True)
         template = TemplateOptions(begins_answer=False)
         counted = msgspec.structs.replace(request, template=template, max_tokens=1)
         prompt, _ = await self._prompt(counted, prompts, own.trace)
         return digests, len(prompt.token_ids)
 
     async def _make_known(
-        self, request: GenerateRequest, own: RequestScope
+        self, request: GenerateRequest, own: RequestScope, *, is_prompt: bool
     ) -> tuple[tuple[bytes, ...], GenerateRequest, list[ItemPrompt]]:
         """Return the digests, the request with its documents' pages, and the items' prompts."""
         if (info := self.engine.info) is None:
@@ -299,7 +299,7 @@ class Pipeline:
         self._items.check(request.items)
         self._items.documents.check(request.documents)
         capabilities.check(info, request, has_pages=self._items.documents.has_images)
-        read = await self._read_documents(request, trace)
+        read = await self._read_documents(request, trace, is_prompt=is_prompt)
         paged = with_pages(request, read)
         found = await self._items.read(paged.items, trace)
         with found.awaited():
@@ -374,13 +374,22 @@ class Pipeline:
         request: GenerateRequest,
         trace: Trace,
         begun: Callable[[Sequence[ReadDocument]], None] | None = None,
+        *,
+        is_prompt: bool = True,
     ) -> list[ReadDocument]:
-        """Return the documents of a request; the features of their pages exist."""
+        """Return the documents of a request; the features of their pages exist.
+
+        Args:
+            begun: See `DocumentReader.read`.
+            is_prompt: Whether all messages come in one prompt.
+        """
         if not request.documents:
             return []
+        info = self.engine.info
+        limit = info.max_model_len if info is not None else None
         return await self._items.documents.read(
             *(request.items, request.documents, trace),
-            max_tokens=await self._room_beside_texts(request),
+            max_tokens=await self._room_beside_texts(request) if is_prompt else limit,
             begun=begun,
         )
 
