@@ -143,12 +143,14 @@ def _sample(side: str, model: Path, folder: Path, after_sample: Callable[[], Non
     ran, ran_cpu_s = _ran(side, model, folder, count)
     after_sample()
     further = (count - _FEW) / 1e3
+    ticks_per_s = os.sysconf("SC_CLK_TCK")
+    # A quick run has so few files that both runs may take the same number of the clock's ticks.
     return _Sample(
-        (ran.wall_s - few.wall_s) / further,
-        (ran_cpu_s - few_cpu_s) / further,
+        max(ran.wall_s - few.wall_s, 1 / ticks_per_s) / further,
+        max(ran_cpu_s - few_cpu_s, 1 / ticks_per_s) / further,
         few.wall_s,
         ran.returned,
-        (few_cpu_s + ran_cpu_s) * os.sysconf("SC_CLK_TCK"),
+        (few_cpu_s + ran_cpu_s) * ticks_per_s,
     )
 
 

@@ -47,6 +47,21 @@ def test_imports_and_starts_do_not_count(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert (sample.start_s, sample.returned) == (pytest.approx(1.02), 50)
 
 
+@pytest.mark.parametrize("more_s", [0.0, -0.02])
+def test_difference_below_the_clock_counts_as_one_tick(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more_s: float
+) -> None:
+    def ran(_side: str, _model: Path, _folder: Path, count: int) -> tuple[Ran, float]:
+        wall_s = 1 + (more_s if count == 50 else 0)
+        return Ran(wall_s, count), wall_s
+
+    monkeypatch.setattr(batch_job, "_ran", ran)
+    for number in range(50):
+        (tmp_path / str(number)).touch()
+    sample = batch_job._sample("pool", tmp_path, tmp_path, lambda: None)
+    assert sample.wall_ms == sample.cpu_ms > 0
+
+
 def test_programs_with_different_features_are_noticed() -> None:
     batch_job._check({"pool": 7, "loader": 7, "pool_left": 2, "loader_left": 2})
     with pytest.raises(RuntimeError, match="different features"):
