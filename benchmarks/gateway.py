@@ -29,11 +29,12 @@ import psutil
 from benchmarks.children import command, free_port, wait_until_it_answers
 from benchmarks.record import BusyMeter, Goal, Report, Row, alternate
 from tests.images import encoded, photo
+from tools import serve_env
 
 QUESTION = "What does a request cost in a gateway?"
 _SIDES = ("gateway", "named", "streamed", "control", "haproxy", "vllm_router", "smg")
 _ROUTERS = {"vllm_router": ("vllm-router",), "smg": ("smg", "launch")}
-_ENVIRONMENT = Path(__file__).parents[1] / ".venv-serve" / "bin"
+_ENVIRONMENT = serve_env.FOLDER / "bin"
 COLUMNS = ("body", "side", "cpu_ms", "hits", "replicas")
 _NUM_REPLICAS, _NUM_REPEATS = 8, 3
 _CASES = {"text": (200, 200), "image": (20, 5)}

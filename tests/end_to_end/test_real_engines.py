@@ -23,8 +23,9 @@ from tests.media.media_host import media_host, send
 from tests.ports import free_port
 from tests.server import Server, data_url, wait_until
 from tests.vllm.servers import SHAPES, Stock
+from tools import serve_env
 
-PYTHON = Path(__file__).parents[2] / ".venv-serve" / "bin" / "python"
+PYTHON = serve_env.FOLDER / "bin" / "python"
 START_TIMEOUT_S = 300.0
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]

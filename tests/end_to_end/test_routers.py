@@ -16,12 +16,13 @@ import pytest
 
 from tests.end_to_end.replicas import Replicas
 from tests.end_to_end.test_openai_engine import chat, image, said, url
-from tests.http_server.test_proxies import need
+from tests.http_server.test_proxies import NGINX_HEAD, need
 from tests.images import encoded, photo
 from tests.ports import free_pair
 from tests.server import Server, wait_until
+from tools import serve_env
 
-FOLDER = Path(__file__).parents[2] / ".venv-serve" / "bin"
+PROGRAMS = serve_env.FOLDER / "bin"
 NUM_REPLICAS, NUM_IMAGES, NUM_TIMES = 4, 12, 3
 
 HAPROXY = """
@@ -38,18 +39,10 @@ backend back
     hash-type consistent
 {servers}
 """
-NGINX = """
-daemon off;
-pid {folder}/nginx.pid;
-error_log stderr warn;
-worker_processes 1;
-events {{ worker_connections 256; }}
-http {{
-    access_log off;
+NGINX = (
+    NGINX_HEAD
+    + """\
     client_max_body_size 64m;
-    client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi; uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
     upstream replicas {{
         hash $http_x_session_id consistent;
 {servers}
@@ -60,6 +53,7 @@ http {{
     }}
 }}
 """
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +93,7 @@ def _host(address: str) -> str:
 
 
 def launched(program: str, policy: str, _: Path, urls: Sequence[str]) -> Started:
-    if not (path := FOLDER / program).exists():
+    if not (path := PROGRAMS / program).exists():
         pytest.skip("no environment for it: make setup-engines")
     port = free_pair("127.0.0.1")
     command = [str(path), *(["launch"] if program == "smg" else [])]

@@ -85,6 +85,15 @@ TEXT: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 1,
 }
+AUDIO: dict[str, Any] = {
+    "num_mel_bins": 16,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 64,
+    "initializer_range": 0.3,
+}
+"""Settings of the audio tower of Qwen's models, without the size of its output."""
 EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "num_experts_per_tok": 2,
@@ -614,15 +623,7 @@ def _make_omni(
     }
     if is_third:
         rope["mrope_interleaved"] = True
-    audio = {
-        "num_mel_bins": 16,
-        "d_model": 32,
-        "encoder_layers": 2,
-        "encoder_attention_heads": 2,
-        "encoder_ffn_dim": 64,
-        "output_dim": TEXT["hidden_size"],
-        "initializer_range": 0.3,
-    }
+    audio = {**AUDIO, "output_dim": TEXT["hidden_size"]}
     suffix = "id" if is_third else "index"
     whole = config_of(
         thinker_config={

@@ -47,8 +47,7 @@ http:// {{
     reverse_proxy {server}
 }}
 """
-# From nginx's documentation of WebSockets, with reused connections.
-NGINX = """
+NGINX_HEAD = """
 daemon off;
 pid {folder}/nginx.pid;
 error_log stderr warn;
@@ -59,6 +58,12 @@ http {{
     client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
     fastcgi_temp_path {folder}/fastcgi; uwsgi_temp_path {folder}/uwsgi;
     scgi_temp_path {folder}/scgi;
+"""
+"""Begin of a configuration of nginx, whose files are in a folder of the test."""
+# From nginx's documentation of WebSockets, with reused connections.
+NGINX = (
+    NGINX_HEAD
+    + """\
     map $http_upgrade $connection_upgrade {{ default upgrade; '' close; }}
     upstream server {{ server {server}; keepalive 1; }}
     server {{
@@ -74,6 +79,7 @@ http {{
     }}
 }}
 """
+)
 HAPROXY = """
 global
     maxconn 256

@@ -155,14 +155,9 @@ def make_qwen3_asr(folder: Path) -> None:
     text = {**families.TEXT, "model_type": "qwen3", "tie_word_embeddings": False}
     text["head_dim"] = _HEAD_DIM
     audio = {
-        "num_mel_bins": 16,
-        "d_model": 32,
-        "encoder_layers": 2,
-        "encoder_attention_heads": 2,
-        "encoder_ffn_dim": 64,
+        **families.AUDIO,
         "output_dim": text["hidden_size"],
         "downsample_hidden_size": 16,
-        "initializer_range": 0.3,
     }
     config = Qwen3ASRConfig(
         audio_config=audio,

@@ -34,7 +34,7 @@ def beginning(request: GenerateRequest, documents: Sequence[ReadDocument]) -> Ge
     left, messages = len(documents), list[Message]()
     for message in request.messages:
         parts: list[Part] = []
-        for part in message.parts if left else ():
+        for part in message.parts:
             if left:
                 parts.append(part)
                 left -= isinstance(part, DocumentPart)
