@@ -6,21 +6,27 @@ and that reaches no engine. The prediction is simple: a process on a core of its
 
 The check: a server on one core and one on two, with clients on the same machine, whose time is
 measured, too. The arena is full, or it fills (``filling``): then the daemon gets new memory.
+
+``--cores`` adds a server on more cores, and clients on all others. Its rates are predicted from the
+costs on two cores.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from afferent.errors import ConfigError
 from afferent.types import MiB
+from benchmarks import senders
 from benchmarks.children import cpu_s
 from benchmarks.peers import servers
 from benchmarks.peers.load import Pages, bodies_of, put
@@ -58,7 +64,12 @@ _MODULES = (
     ("pool", re.compile(r"afferent\.media\.workers\.pool")),
 )
 _MOST_CORES: Final = 2
-"""Cores of the check; a machine of more would need more clients."""
+"""Cores of the check on every machine."""
+_C_PER_CORE: Final = 4
+"""Clients for each core of a server on more cores."""
+_LARGE_ROUNDS: Final = 3
+_LARGE_FACTOR: Final = 8
+"""Requests of a round there, as a multiple."""
 _LARGE_CORES, _FRONTENDS, _WORKERS = 128, 16, 128
 """A large node, and the defaults there (docs/deploying.md)."""
 _TOLERANCE = 0.15
@@ -66,15 +77,29 @@ _TOLERANCE = 0.15
 AfterSample = Callable[[], None]
 
 
-def num_steps(*, quick: bool) -> int:
-    return 2 * len(_CASES) * _num_rounds(quick=quick)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cores", type=int, help="of one more server; the clients get the others")
+    parser.add_argument("--frontends", type=int, default=4, help="of that server (default: 4)")
+
+
+def num_steps(*, quick: bool, cores: int | None, frontends: int) -> int:
+    large = len(_CASES) * _LARGE_ROUNDS if cores else 0
+    return 2 * len(_CASES) * _num_rounds(quick=quick) + large
 
 
 def _num_rounds(*, quick: bool) -> int:
     return 2 if quick else MIN_SAMPLES
 
 
-def run(*, quick: bool, after_sample: AfterSample) -> Report:
+def run(*, quick: bool, cores: int | None, frontends: int, after_sample: AfterSample) -> Report:
+    """Run the benchmark.
+
+    Raises:
+        ConfigError: ``cores`` leaves no core for the clients.
+    """
+    all_cores = sorted(os.sched_getaffinity(0))
+    if cores is not None and not 0 < cores < len(all_cores):
+        raise ConfigError(f"--cores is from 1 to {len(all_cores) - 1}: the clients need one")
     report, meter = Report("node", QUESTION), BusyMeter()
     with tempfile.TemporaryDirectory() as folder:
         model = servers.make_model(Path(folder))
@@ -91,6 +116,17 @@ def run(*, quick: bool, after_sample: AfterSample) -> Report:
                         _rounds(side, files, size, case, _num_rounds(quick=quick), after_sample)
                     )
                     report.rows.append(_row(size, case, num_cores, rounds))
+        if cores is not None:
+            costs_of = {row.keys["case"]: row for row in report.rows[len(_CASES) :]}
+            report.rows += _on_more_cores(
+                model,
+                files,
+                costs_of,
+                all_cores[:cores],
+                all_cores[cores:],
+                frontends,
+                after_sample,
+            )
     report.busy_cores_elsewhere = meter.busy_cores_elsewhere()
     report.notes = [_large_node(row) for row in report.rows if row.keys["cores"] == _MOST_CORES]
     report.goals = list(_goals(report.rows))
@@ -106,6 +142,54 @@ def _large_node(row: Row) -> str:
         f"{kind} {rate:,.0f}" for kind, rate in sorted(found.items(), key=itemgetter(1))
     )
     return f"{row.keys['case']}, {_LARGE_CORES} cores: requests a second at most: {rates}"
+
+
+def _on_more_cores(
+    model: Path,
+    files: Mapping[str, Pages],
+    costs_of: Mapping[Any, Row],
+    server_cores: Sequence[int],
+    client_cores: Sequence[int],
+    frontends: int,
+    after_sample: AfterSample,
+) -> Iterator[Row]:
+    """Measure a server on many cores; predict its rates from the costs on two."""
+    num_cores = len(server_cores)
+    counts = {"frontend": frontends, "store": 1, "dispatcher": 1, "worker": num_cores}
+    flags = [
+        *("--frontends", str(frontends), "--preprocess-workers", str(num_cores)),
+        *("--arena-nbytes", str(_ARENA_NBYTES)),
+    ]
+    bound_to = ",".join(map(str, server_cores))
+    with (
+        servers.afferent_render(model, *flags, core=bound_to) as side,
+        senders.on_cores(client_cores) as send,
+    ):
+        for size, case in _CASES:
+            asked = _NUM[size, case] * (_LARGE_FACTOR if case != "filling" else 1)
+            known = files[size].fresh(_NUM_KNOWN)
+            if case != "filling":
+                send(side.url + _PATH, files["page"].fresh(_NUM_FILLING), num_cores)
+                send(side.url + _PATH, known, num_cores)
+            samples: dict[str, list[float]] = {}
+            for _ in range(_LARGE_ROUNDS):
+                bodies = bodies_of(files[size], known, asked, are_new=case != "hits")
+                before = costs(side)
+                took = send(side.url + _PATH, bodies, _C_PER_CORE * num_cores)
+                each = {
+                    f"{kind}_ms": 1e3 * (at_s - before[kind]) / asked
+                    for kind, at_s in costs(side).items()
+                }
+                each["client_ms"] = 1e3 * took.cpu_s / asked
+                each["requests_per_s"] = asked / took.wall_s
+                for name, value in each.items():
+                    samples.setdefault(name, []).append(value)
+                after_sample()
+            row = costs_of[f"{size}, {case}"]
+            costs_ms = {kind: row.median(f"{kind}_ms") for kind in KINDS}
+            predicted = min(limits(costs_ms, counts, num_cores).values())
+            samples["predicted_per_s"] = [predicted] * _LARGE_ROUNDS
+            yield Row({"case": f"{size}, {case}", "cores": num_cores}, samples)
 
 
 def _rounds(

@@ -95,7 +95,7 @@ CPU = Device(TINY, (*vllm_env.ARGUMENTS, *_NO_VIDEO), vllm_env.ENV)
 GPU = Device(
     REAL,
     (
-        *("--dtype", "bfloat16", "--enforce-eager", "--gpu-memory-utilization", "0.4"),
+        *("--dtype", "bfloat16", "--gpu-memory-utilization", "0.4"),
         *("--kv-cache-memory-bytes", str(8192 * MiB)),
         *("--chat-template-content-format", "openai", *_NO_VIDEO),
     ),
@@ -248,8 +248,12 @@ def stock_render(python: Path, model: Path, *, core: int | None = None) -> Itera
 
 
 @contextmanager
-def afferent_render(model: Path, *flags: str, core: int | None = None) -> Iterator[Side]:
-    """Run ``afferent serve`` with its own engine, which gets no requests, on one core or on all."""
+def afferent_render(model: Path, *flags: str, core: int | str | None = None) -> Iterator[Side]:
+    """Run ``afferent serve`` with its own engine, which gets no requests.
+
+    Args:
+        core: The only core, or those that a list like ``0-11`` names; otherwise all.
+    """
     port = free_port()
     line = [*_bound_to(core), sys.executable, "-m", "afferent.cli", "serve", str(model)]
     line += ["--port", str(port), *flags]
@@ -267,7 +271,7 @@ def afferent_prompts(model: Path, *flags: str, core: int | None = None) -> Itera
         yield side
 
 
-def _bound_to(core: int | None) -> list[str]:
+def _bound_to(core: int | str | None) -> list[str]:
     return [] if core is None else ["taskset", "-c", str(core)]
 
 

@@ -42,7 +42,7 @@ _NUM_REQUESTS = {1: 8, 16: 32, 64: 64}
 _NUM_REPEATS = 64
 _FIRST_REPEATS = ("repeats", 1)
 _NUM_KNOWN = 16
-_NUM_TEXT, _NUM_PAIRS = 200, 20
+_NUM_TEXT, NUM_PAIRS = 200, 20
 
 AfterSample = Callable[[], None]
 
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def num_steps(*, quick: bool, python: Path, against: str, only: str | None) -> int:
-    num_pairs = 0 if only else _NUM_PAIRS
+    num_pairs = 0 if only else NUM_PAIRS
     return len(_cases(only)) * 2 * _num_rounds(quick=quick) + 2 * num_pairs
 
 
@@ -119,13 +119,13 @@ def run(
                 f"{memory.worker / 1e6:,.0f} ({base[side.name].worker / 1e6:,.0f} before)"
             )
         memories = {side.name: side.memory() for side in sides}
-        pairs = [] if only else _text_pairs(sides[-1], report, after_sample)
+        pairs = [] if only else text_pairs(sides[-1], report, after_sample)
         report.busy_cores_elsewhere = meter.busy_cores_elsewhere()
     report.rows += pairs
     report.goals = [
         *_goals(report.rows, against, _cases(only)),
         *([] if only else _memory_goals(memories, against)),
-        *_text_goals(pairs),
+        *text_goals(pairs),
     ]
     return report
 
@@ -136,7 +136,9 @@ def _row(side: Side, case: str, c: int, loads: Sequence[Load]) -> Row:
     return Row({"side": side.name, "case": case, "c": c}, samples)
 
 
-def _text_pairs(side: Side, report: Report, after_sample: AfterSample) -> list[Row]:
+def text_pairs(
+    side: Side, report: Report, after_sample: AfterSample, *, number: int = NUM_PAIRS
+) -> list[Row]:
     """Measure requests without media to the same vLLM: directly, and through Afferent."""
     body = (
         f'{{"model":"{MODEL}","max_tokens":8,"temperature":0,"ignore_eos":true,'
@@ -151,7 +153,7 @@ def _text_pairs(side: Side, report: Report, after_sample: AfterSample) -> list[R
             after_sample()
         return found
 
-    rounds = quiet_rounds(one_round, number=_NUM_PAIRS, report=report, what="text")
+    rounds = quiet_rounds(one_round, number=number, report=report, what="text")
     return [_row(side, name, 16, [each[name] for each in rounds]) for name in ways]
 
 
@@ -182,7 +184,7 @@ def _memory_goals(memories: dict[str, servers.Memory], other: str) -> Iterator[G
     yield Goal(f"the worker's memory / {other}'s <= 1.05", ratio <= 1.05, ratio)
 
 
-def _text_goals(rows: Sequence[Row]) -> Iterator[Goal]:
+def text_goals(rows: Sequence[Row]) -> Iterator[Goal]:
     if not rows:
         return
     direct, through = rows

@@ -2,10 +2,11 @@
 
 The model has the layers of Qwen2.5-VL-3B, with random weights. Two servers share the GPU, and work
 in turn: Afferent with its own vLLM, and a stock ``vllm serve``. Each request has one image, and its
-answer has one token, so a request's time is its time to first token. ``gpu_busy`` is the part of
-the time in which the GPU computed, as NVML reports it.
+answer has one token, so a request's time is its time to first token; a streamed answer has 64.
+``gpu_busy`` is the part of the time in which the GPU computed, as NVML reports it.
 
-First, the same requests go to both, one at a time; answers and log-probabilities are compared.
+First, the same requests go to both, one at a time; answers and log-probabilities are compared. At
+last, requests of text alone go to Afferent's vLLM, directly and through Afferent.
 
 The benchmark needs a GPU with CUDA, and vLLM in the environment that ``--python`` names.
 """
@@ -30,6 +31,7 @@ from afferent.errors import ConfigError
 from benchmarks.peers import servers
 from benchmarks.peers.load import Load, Pages, bodies_of, put
 from benchmarks.peers.servers import GPU, REAL, Side
+from benchmarks.peers.vllm import NUM_PAIRS, text_goals, text_pairs
 from benchmarks.record import BusyMeter, Goal, Report, Row
 
 QUESTION = "What do images cost in front of a vLLM on a GPU, and does the GPU wait for them?"
@@ -45,9 +47,13 @@ _CASES = (
     ("small", "misses", 16),
     ("small", "misses", 64),
     ("small", "repeats", 16),
+    ("small", "streamed", 16),
+    ("small", "streamed", 64),
 )
 _NUM_REQUESTS = {"page": {1: 12, 16: 48, 64: 96}, "small": {16: 160, 64: 256}}
 _NUM_KNOWN, _NUM_COMPARED = 16, 24
+_NUM_STREAMED = 64
+"""Tokens of a streamed answer."""
 _SAMPLE_S = 0.05
 
 AfterSample = Callable[[], None]
@@ -56,17 +62,20 @@ AfterSample = Callable[[], None]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--python", type=Path, default=Path(sys.executable), help="with vLLM")
     parser.add_argument("--engine-args", default="", help="more arguments for both vLLMs")
+    parser.add_argument("--rounds", type=int, default=3, help="of each case (default: 3)")
 
 
-def num_steps(*, quick: bool, python: Path, engine_args: str) -> int:
-    return 2 * (_NUM_COMPARED + len(_CASES) * _num_rounds(quick=quick))
+def num_steps(*, quick: bool, python: Path, engine_args: str, rounds: int) -> int:
+    return 2 * (_NUM_COMPARED + len(_CASES) * (1 if quick else rounds) + _num_pairs(quick=quick))
 
 
-def _num_rounds(*, quick: bool) -> int:
-    return 1 if quick else 3
+def _num_pairs(*, quick: bool) -> int:
+    return 3 if quick else NUM_PAIRS
 
 
-def run(*, quick: bool, python: Path, engine_args: str, after_sample: AfterSample) -> Report:
+def run(
+    *, quick: bool, python: Path, engine_args: str, rounds: int, after_sample: AfterSample
+) -> Report:
     """Run the benchmark.
 
     Raises:
@@ -91,19 +100,29 @@ def run(*, quick: bool, python: Path, engine_args: str, after_sample: AfterSampl
             for side in sides:
                 put(side, _PATH, known[name], 4)
             found: dict[str, list[tuple[Load, float]]] = {side.name: [] for side in sides}
-            for number in range(_num_rounds(quick=quick)):
+            for number in range(1 if quick else rounds):
                 for side in sides if number % 2 else reversed(sides):
-                    wanted = _NUM_REQUESTS[name][c]
-                    is_new = case == "misses"
+                    wanted, is_new = _NUM_REQUESTS[name][c], case != "repeats"
+                    if case == "streamed":
+                        wanted //= 2
                     bodies = bodies_of(files[name], known[name], wanted, are_new=is_new)
+                    if case == "streamed":
+                        bodies = [_streamed(body) for body in bodies]
                     meter.take()
                     load = put(side, _PATH, bodies, c)
                     found[side.name].append((load, meter.take()))
                     after_sample()
             report.rows += [_row(side, f"{name}, {case}", c, each) for side, each in found.items()]
+        pairs = text_pairs(sides[-1], report, after_sample, number=_num_pairs(quick=quick))
         report.busy_cores_elsewhere = busy.busy_cores_elsewhere()
-    report.goals = list(_goals(report.rows))
+    report.goals = [*_goals(report.rows), *text_goals(pairs)]
+    report.rows += pairs
     return report
+
+
+def _streamed(body: bytes) -> bytes:
+    wanted = {**json.loads(body), "max_tokens": _NUM_STREAMED, "ignore_eos": True, "stream": True}
+    return json.dumps(wanted).encode()
 
 
 def _row(side: str, case: str, c: int, found: Sequence[tuple[Load, float]]) -> Row:

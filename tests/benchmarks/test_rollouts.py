@@ -13,11 +13,13 @@ from benchmarks.preprocess import write_model
 from benchmarks.rollout_holder import Held
 from benchmarks.run import BENCHMARKS
 
+NUM_IMAGES = 12
+
 
 @pytest.fixture(autouse=True)
 def _few_and_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_store, "is_installed", lambda: False)
-    monkeypatch.setattr(rollouts, "_QUICK_NUM_IMAGES", 3)
+    monkeypatch.setattr(rollouts, "_QUICK_NUM_IMAGES", NUM_IMAGES)
     monkeypatch.setattr(rollouts, "_NUM_PROCESSES", 2)
     monkeypatch.setattr(rollouts, "_NUM_ROLLOUTS", 4)
 
@@ -31,11 +33,11 @@ def test_the_record_has_its_keys() -> None:
     rows = {row["side"]: row for row in json.loads(report.as_json())["rows"]}
     assert list(rows) == ["afferent", "copies", "value"]
     assert rows["afferent"]["open_ms"] > 0
-    features_mib = 3 * 0.87
+    features_mib = NUM_IMAGES * 0.87
     assert rows["afferent"]["shared_mib"] >= features_mib - 1  # page tables are filled by the MiB
-    # A heap may have a little space from before.
-    assert rows["copies"]["private_mib"] >= 0.9 * 2 * features_mib
-    assert rows["value"]["private_mib"] >= 0.9 * 4 * features_mib
+    # Each heap may have some MiB from before; a copy less would be below these bounds.
+    assert rows["copies"]["private_mib"] >= 1.5 * features_mib
+    assert rows["value"]["private_mib"] >= 3 * features_mib
     assert len(report.goals) == 2
     assert report.notes[0] == ray_store.MISSING
 
