@@ -20,13 +20,17 @@ _TIMEOUT_S = 300.0
 
 @dataclass(slots=True)
 class Load:
-    """Results of one side for a number of requests; ``cpu_ms`` is without its engine."""
+    """Results of one side for a number of requests; ``cpu_ms`` is without its engine.
+
+    ``queue_ms`` is the mean time for which vLLM's scheduler held a request; 0 if it was not asked.
+    """
 
     requests_per_s: float
     p50_ms: float
     p99_ms: float
     cpu_ms: float
     engine_cpu_ms: float
+    queue_ms: float = 0.0
 
 
 class Pages:
@@ -53,6 +57,16 @@ def _body(png: bytes) -> bytes:
         f'{{"model":"{MODEL}","max_tokens":1,"temperature":0,"messages":[{{"role":"user","content":'
         f'[{part},{{"type":"text","text":"What is this?"}}]}}]}}'
     ).encode()
+
+
+def put_in_vllm(
+    side: Side, path: str, bodies: Sequence[bytes], c: int, *, uds: str | None = None
+) -> Load:
+    """Do the same as `put` with a vLLM behind the side, and measure its queue, too."""
+    before_s = side.queue_s()
+    load = put(side, path, bodies, c, uds=uds)
+    load.queue_ms = (side.queue_s() - before_s) / len(bodies) * 1e3
+    return load
 
 
 def put(side: Side, path: str, bodies: Sequence[bytes], c: int, *, uds: str | None = None) -> Load:

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ _START_TIMEOUT_S = 300.0
 _LONGEST_EDGE = 28 * 28 * 4096
 _ENGINE = re.compile(r"VLLM::(EngineCore|Worker)")
 _WORKER = re.compile(r"VLLM::Worker")
+_QUEUE = re.compile(r"^vllm:request_queue_time_seconds_sum\S* (\S+)$", re.MULTILINE)
 _NO_VIDEO = ("--limit-mm-per-prompt", '{"video":0}')
 BEST = ("--api-server-count", "2", "--mm-processor-cache-type", "shm")
 
@@ -141,6 +143,11 @@ class Side:
             else:
                 outside += ticks
         return outside, engine
+
+    def queue_s(self) -> float:
+        """Return the time for which vLLM's scheduler has held requests so far, all added up."""
+        with urllib.request.urlopen(self.url + "/metrics", timeout=60) as answer:  # noqa: S310 - ours
+            return sum(float(found[1]) for found in _QUEUE.finditer(answer.read().decode()))
 
     def memory_parts(self) -> Parts:
         """Return the memory of all processes."""

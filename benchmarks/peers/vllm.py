@@ -21,13 +21,23 @@ from typing import Any
 
 from afferent.errors import ConfigError
 from benchmarks.peers import servers
-from benchmarks.peers.load import Load, Pages, bodies_of, put
+from benchmarks.peers.load import Load, Pages, bodies_of, put, put_in_vllm
 from benchmarks.peers.servers import MODEL, Side
 from benchmarks.record import BusyMeter, Goal, Report, Row, quiet_rounds
 from tools import vllm_env
 
 QUESTION = "What do images cost in front of vLLM, and behind its own API server?"
-COLUMNS = ("side", "case", "c", "requests_per_s", "p50_ms", "p99_ms", "cpu_ms", "engine_cpu_ms")
+COLUMNS = (
+    "side",
+    "case",
+    "c",
+    "requests_per_s",
+    "p50_ms",
+    "p99_ms",
+    "cpu_ms",
+    "engine_cpu_ms",
+    "queue_ms",
+)
 
 _PATH = "/v1/chat/completions"
 _CASES = (
@@ -101,7 +111,7 @@ def run(
                     is_new = case == "misses"  # noqa: B023 - called before the next case
                     number = _NUM_REQUESTS[c] if is_new else _NUM_REPEATS  # noqa: B023
                     bodies = bodies_of(pages, known, number, are_new=is_new)
-                    found[side.name] = put(side, _PATH, bodies, c)  # noqa: B023
+                    found[side.name] = put_in_vllm(side, _PATH, bodies, c)  # noqa: B023
                     after_sample()
                 return found
 
@@ -131,7 +141,7 @@ def run(
 
 
 def _row(side: Side, case: str, c: int, loads: Sequence[Load]) -> Row:
-    names = ("requests_per_s", "p50_ms", "p99_ms", "cpu_ms", "engine_cpu_ms")
+    names = ("requests_per_s", "p50_ms", "p99_ms", "cpu_ms", "engine_cpu_ms", "queue_ms")
     samples = {name: [float(getattr(load, name)) for load in loads] for name in names}
     return Row({"side": side.name, "case": case, "c": c}, samples)
 
@@ -149,7 +159,7 @@ def text_pairs(
     def one_round() -> dict[str, Load]:
         found = {}
         for name, uds in ways.items():
-            found[name] = put(side, _PATH, [body] * _NUM_TEXT, 16, uds=uds)
+            found[name] = put_in_vllm(side, _PATH, [body] * _NUM_TEXT, 16, uds=uds)
             after_sample()
         return found
 

@@ -29,13 +29,24 @@ from typing import Any
 
 from afferent.errors import ConfigError
 from benchmarks.peers import servers
-from benchmarks.peers.load import Load, Pages, bodies_of, put
+from benchmarks.peers.load import Load, Pages, bodies_of, put, put_in_vllm
 from benchmarks.peers.servers import GPU, REAL, Side
 from benchmarks.peers.vllm import NUM_PAIRS, text_goals, text_pairs
 from benchmarks.record import BusyMeter, Goal, Report, Row
 
 QUESTION = "What do images cost in front of a vLLM on a GPU, and does the GPU wait for them?"
-COLUMNS = ("side", "case", "c", "requests_per_s", "p50_ms", "p99_ms", "cpu_ms", "gpu_busy")
+COLUMNS = (
+    "side",
+    "case",
+    "c",
+    "requests_per_s",
+    "p50_ms",
+    "p99_ms",
+    "cpu_ms",
+    "engine_cpu_ms",
+    "queue_ms",
+    "gpu_busy",
+)
 
 _PATH = "/v1/chat/completions"
 _SIZES = {"page": (1275, 1650), "small": (640, 480)}
@@ -109,7 +120,7 @@ def run(
                     if case == "streamed":
                         bodies = [_streamed(body) for body in bodies]
                     meter.take()
-                    load = put(side, _PATH, bodies, c)
+                    load = put_in_vllm(side, _PATH, bodies, c)
                     found[side.name].append((load, meter.take()))
                     after_sample()
             report.rows += [_row(side, f"{name}, {case}", c, each) for side, each in found.items()]
@@ -126,7 +137,7 @@ def _streamed(body: bytes) -> bytes:
 
 
 def _row(side: str, case: str, c: int, found: Sequence[tuple[Load, float]]) -> Row:
-    names = ("requests_per_s", "p50_ms", "p99_ms", "cpu_ms")
+    names = ("requests_per_s", "p50_ms", "p99_ms", "cpu_ms", "engine_cpu_ms", "queue_ms")
     samples = {name: [float(getattr(load, name)) for load, _ in found] for name in names}
     samples["gpu_busy"] = [busy for _, busy in found]
     return Row({"side": side, "case": case, "c": c}, samples)

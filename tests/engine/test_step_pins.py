@@ -215,15 +215,56 @@ def test_secure_silent_daemon_defers_request(
     assert secure(pins, "r", KEYS[1:])
 
 
+@pytest.mark.parametrize(
+    ("step_s", "wait_s"), [(0.0, 1e-3), (0.02, 1e-3), (0.1, 5e-3), (0.2, 1e-2), (300.0, 1e-2)]
+)
+def test_wait_grows_with_the_step(step_s: float, wait_s: float) -> None:
+    assert step_pins.longest_wait_s(step_s) == pytest.approx(wait_s)
+
+
 def test_found_pins_unused_for_a_second_are_released(
     store: DaemonStore, pins: StepPins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(store)
-    monkeypatch.setattr(step_pins, "_WAIT_S", 0.0)
+    monkeypatch.setattr(step_pins, "longest_wait_s", lambda _: 0.0)
     pins.end_step()
     assert not pins.secure("aborted", KEYS)
     wait_until(lambda: store.stat().kinds[ObjectKind.FEATURES].held_nbytes > 0)
     wait_until(lambda: store.stat().kinds[ObjectKind.FEATURES].held_nbytes == 0)
+
+
+def test_expected_features_are_pinned_before_a_step_asks(
+    server: StoreServer, store: DaemonStore, pins: StepPins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_pins, "_KEPT_S", 300.0)
+    put(store)
+    pins.expect([*KEYS, KEYS[0]])
+    wait_until(lambda: pins._found.keys() == set(KEYS))
+    daemon = psutil.Process(server.pid)
+    daemon.suspend()
+    try:
+        assert pins.secure("r", KEYS)
+    finally:
+        daemon.resume()
+    for key in KEYS:
+        pins.use(key)
+    assert pins.end_step().step.items.keys() == set(KEYS)
+
+
+def test_expected_features_are_released_if_no_request_looks(
+    store: DaemonStore, pins: StepPins
+) -> None:
+    put(store)
+    pins.expect(KEYS)
+    wait_until(lambda: store.stat().kinds[ObjectKind.FEATURES].held_nbytes > 0)
+    wait_until(lambda: store.stat().kinds[ObjectKind.FEATURES].held_nbytes == 0)
+
+
+def test_absence_of_expected_features_loses_no_request(store: DaemonStore, pins: StepPins) -> None:
+    pins.expect(KEYS)
+    wait_until(lambda: pins._absent.keys() >= set(KEYS))
+    put(store)
+    assert secure(pins, "r", KEYS)
 
 
 def test_use_unsecured_item_pins_it_or_raises(

@@ -35,14 +35,19 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import example_connector
 from vllm.multimodal.hasher import MultiModalHasher
 from vllm.multimodal.inputs import (
     MultiModalBatchedField,
+    MultiModalFeatureSpec,
     MultiModalFieldElem,
     MultiModalFlatField,
     MultiModalKwargsItem,
     MultiModalKwargsItems,
     MultiModalSharedField,
+    PlaceholderRange,
 )
 from vllm.multimodal.media import MediaWithBytes
+from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.mistral import MistralTokenizer
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.core import EngineCore
 
 from afferent import keys
 from afferent.engines import item_events, place
@@ -54,7 +59,8 @@ from afferent.engines.vllm.plugin import mistral as plugin_mistral
 from afferent.engines.vllm.plugin import names as plugin_names
 from afferent.engines.vllm.plugin.arena import Arena
 from afferent.engines.vllm.plugin.embeddings import KeptEmbeddings
-from afferent.engines.vllm.plugin.hooks import HOOKS, OF_NAMES, SUPPORTED, Hook
+from afferent.engines.vllm.plugin.hooks import HOOKS, OF_ARRIVALS, OF_NAMES, SUPPORTED, Hook
+from afferent.engines.vllm.plugin.processing import FIELD
 from afferent.engines.vllm.plugin.sources import Sources
 from afferent.engines.vllm.plugin.step import Located, Step
 from afferent.engines.vllm.plugin.step_pins import PinnedStep
@@ -137,7 +143,7 @@ def hooks() -> None:
     assert probe.missing() == []
     assert probe.has_stable_names()
     sources = Sources(Path(vllm.__path__[0]).parent)
-    assert probe.missing((*HOOKS, *OF_NAMES), sources.find) == []
+    assert probe.missing((*HOOKS, *OF_NAMES, *OF_ARRIVALS), sources.find) == []
     lacking = [
         Hook("vllm.multimodal.parse", "ModalityDataItems.get_count", ("colour",)),
         Hook("vllm.nothing", "at_all"),
@@ -232,6 +238,52 @@ def connector() -> None:
     vllm_config.kv_transfer_config = kv
     resolve(vllm_config)
     assert plugin_names.are_shortened()
+
+
+def arrivals() -> None:
+    """The store is asked for a request's features when the engine core receives the request."""
+    key = keys.digest(b"item")
+    config: Any = SimpleNamespace(
+        ec_transfer_config=ECTransferConfig(ec_connector="X", ec_role="ec_consumer"),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=64),
+    )
+    with StoreServer(64 * MiB, shares=DEFAULT_SHARES) as server:
+        os.environ[place.SECRET], os.environ[place.STORE] = "00" * 16, server.address
+        with DaemonStore(server.address, name="front", writable=True) as front:
+            handle = front.put("request", {"x": np.zeros(16)}, key=key)
+            found = ec.AfferentConnector(config, ec.ECConnectorRole.SCHEDULER)
+            scheduler = SimpleNamespace(get_ec_connector=lambda: found)
+            core: Any = SimpleNamespace(
+                mm_receiver_cache=None, request_block_hasher=None, scheduler=scheduler
+            )
+            numbers = [handle.segment, handle.offset, handle.nbytes, handle.generation, 4]
+            words = np.frombuffer(key, np.int64).tolist()
+            row = MultiModalFieldElem(torch.tensor([*numbers, *words]), MultiModalBatchedField())
+            item = MultiModalKwargsItem({FIELD.format("image"): row})
+            where = PlaceholderRange(offset=1, length=4)
+            feature = MultiModalFeatureSpec(item, "image", "name", where)
+            arrived, _ = EngineCore.preprocess_add_request(core, _request([feature]))
+            _wait_until(lambda: key in found._pins._found)
+            os.kill(server.pid, signal.SIGSTOP)  # it would answer no question
+            assert found.ensure_cache_available(arrived, 0)
+            os.kill(server.pid, signal.SIGCONT)
+            scheduler.get_ec_connector = lambda: None
+            EngineCore.preprocess_add_request(core, _request([feature]))
+            found.shutdown()
+
+
+def _request(features: list[MultiModalFeatureSpec]) -> EngineCoreRequest:
+    return EngineCoreRequest(
+        request_id="r",
+        prompt_token_ids=[1] * 8,
+        mm_features=features,
+        sampling_params=SamplingParams(max_tokens=1),
+        pooling_params=None,
+        arrival_time=0.0,
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )
 
 
 def labels() -> None:
@@ -385,5 +437,17 @@ def _wait_until(condition: Callable[[], bool]) -> None:
 _BATCHED = MultiModalBatchedField()
 
 if __name__ == "__main__":
-    whats = (fields, many, refusals, hooks, events, names, connector, labels, mistral, killed)
+    whats = (
+        fields,
+        many,
+        refusals,
+        hooks,
+        events,
+        names,
+        connector,
+        arrivals,
+        labels,
+        mistral,
+        killed,
+    )
     {what.__name__: what for what in whats}[sys.argv[1]]()

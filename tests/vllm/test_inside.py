@@ -22,6 +22,7 @@ pytestmark = pytest.mark.vllm
         "events",
         "names",
         "connector",
+        "arrivals",
         "labels",
         "mistral",
         "killed",

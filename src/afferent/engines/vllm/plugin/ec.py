@@ -22,7 +22,7 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
 )
 
 from afferent.engines import place
-from afferent.engines.vllm.plugin import names
+from afferent.engines.vllm.plugin import names, probe
 from afferent.engines.vllm.plugin.processing import FIELD, modality_of, unpack
 from afferent.engines.vllm.plugin.step import Step, set_running_step
 from afferent.engines.vllm.plugin.step_pins import PinnedStep, StepPins
@@ -80,6 +80,17 @@ class _Items:
             where = feature.mm_position
             self.end = max(self.end, where.offset + where.length)
 
+    def keys_between(self, start: int, end: int) -> list[bytes]:
+        """Return the keys of items with tokens in a window that are not encoded."""
+        return [
+            item.key
+            for index, item in enumerate(self.items)
+            if item is not None
+            and index not in self.encoded
+            and item.end > start
+            and item.start < end
+        ]
+
 
 class AfferentConnector(ECConnectorBase):
     """The connector, in the scheduler or in a worker."""
@@ -93,6 +104,18 @@ class AfferentConnector(ECConnectorBase):
         self._window = 2 * vllm_config.scheduler_config.max_num_batched_tokens
         if role is ECConnectorRole.SCHEDULER:
             self._pins = StepPins(_open_store)
+            _tell_of_arrivals()
+
+    # In the thread that receives requests
+
+    def expect(self, request: Any) -> None:
+        """Ask the store for the features of a request that the scheduler has not seen yet.
+
+        It comes while a step is computed, so the answer is there when the next one is scheduled.
+        """
+        arrived = _Items()
+        arrived.read(request.mm_features)
+        self._pins.expect(arrived.keys_between(0, self._window))
 
     # In the scheduler
 
@@ -106,15 +129,7 @@ class AfferentConnector(ECConnectorBase):
             if known.end <= request.num_computed_tokens:  # not only found for a waiting request
                 self._report(known)
             return True
-        end = num_computed_tokens + self._window
-        keys = [
-            item.key
-            for index, item in enumerate(known.items)
-            if item is not None
-            and index not in known.encoded
-            and item.end > num_computed_tokens
-            and item.start < end
-        ]
+        keys = known.keys_between(num_computed_tokens, num_computed_tokens + self._window)
         is_ready = self._pins.secure(request.request_id, keys)
         self._is_deferring |= not is_ready
         return is_ready
@@ -197,6 +212,28 @@ def _open_store() -> DaemonStore:
 
 
 # Configuration
+
+
+def _tell_of_arrivals() -> None:
+    """Let engine cores tell their connector of each request that they receive, where they can."""
+    if not probe.tells_of_arrivals():
+        return
+    from vllm.v1.engine.core import EngineCore  # this process has imported it
+
+    stock = EngineCore.preprocess_add_request
+    if getattr(stock, "_is_afferent", False):
+        return
+
+    @functools.wraps(stock)
+    def preprocess(self: Any, request: Any) -> Any:
+        received = stock(self, request)
+        connector = self.scheduler.get_ec_connector()
+        if isinstance(connector, AfferentConnector):
+            connector.expect(received[0])
+        return received
+
+    preprocess._is_afferent = True  # type: ignore[attr-defined]
+    EngineCore.preprocess_add_request = preprocess
 
 
 def register() -> None:

@@ -1,7 +1,7 @@
 """Parts of vLLM that the plugin uses: the one table of them, for each supported version.
 
-The versions that the plugin supports have the same parts, so there is one table. `OF_NAMES` are
-optional. This module imports nothing of vLLM.
+The versions that the plugin supports have the same parts, so there is one table. `OF_NAMES` and
+`OF_ARRIVALS` are optional. This module imports nothing of vLLM.
 """
 
 from __future__ import annotations
@@ -95,3 +95,8 @@ OF_NAMES: Final[Sequence[Hook]] = (
     Hook(_EC, "ECConnectorBase.clear_connector_metadata"),
 )
 """Parts that names by content alone need; without them, names contain the block."""
+OF_ARRIVALS: Final[Sequence[Hook]] = (
+    Hook("vllm.v1.engine.core", "EngineCore.preprocess_add_request", ("request",)),
+    Hook("vllm.v1.core.sched.interface", "SchedulerInterface.get_ec_connector"),
+)
+"""Without them, requests with new items often begin a step later."""

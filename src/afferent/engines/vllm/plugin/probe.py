@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from afferent.engines.vllm.plugin.hooks import HOOKS, OF_NAMES, SUPPORTED, Hook
+from afferent.engines.vllm.plugin.hooks import HOOKS, OF_ARRIVALS, OF_NAMES, SUPPORTED, Hook
 from afferent.engines.vllm.plugin.sources import Part, Sources
 from afferent.errors import ConfigError
 
@@ -65,6 +65,11 @@ def has_stable_names() -> bool:
     return not missing(OF_NAMES)
 
 
+def tells_of_arrivals() -> bool:
+    """Whether the plugin can learn of a request before the scheduler does; imports the core."""
+    return not missing(OF_ARRIVALS)
+
+
 def check() -> None:
     """Check that Afferent works with this vLLM.
 
@@ -96,7 +101,7 @@ def is_supported(version: str) -> bool:
 def report(new: Sources, old: Sources | None = None) -> Iterator[str]:
     """Yield the lines of a report about the parts of a vLLM, compared with an older one."""
     states: Counter[str] = Counter()
-    for hook in (*HOOKS, *OF_NAMES):
+    for hook in (*HOOKS, *OF_NAMES, *OF_ARRIVALS):
         part = new.find(hook)
         if part is None or _unknown(hook, part):
             state, lines = "missing", [f"needed: {', '.join(hook.arguments)}"]
@@ -120,6 +125,8 @@ def _verdict(new: Sources, *, is_same: bool) -> str:
         return "Afferent can't work with this vLLM"
     if missing(OF_NAMES, new.find):
         return "the names of items would contain their block, as this vLLM lacks what others need"
+    if missing(OF_ARRIVALS, new.find):
+        return "requests with new items would often begin a step later"
     if is_same:
         return "this vLLM has all parts that Afferent needs"
     return (

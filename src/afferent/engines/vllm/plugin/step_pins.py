@@ -28,7 +28,11 @@ from afferent.store.protocol.results import existing
 log = logging.getLogger("vllm.afferent")
 
 _WAIT_S: Final = 1e-3
-"""Longest wait for the store in one step: other requests wait as well."""
+_LONGEST_WAIT_S: Final = 1e-2
+_WAIT_SHARE: Final = 0.05
+"""Part of the time of a step for which its successor may wait: a request that is too late for it
+waits for all of the step, and other requests wait as well.
+"""
 _PATIENCE_S: Final = 2.0
 """Longest deferral of a request while no store daemon is there."""
 _KEPT_S: Final = 1.0
@@ -52,11 +56,19 @@ class PinnedStep:
         self.step, self._pins = step, pins
 
 
+def longest_wait_s(step_s: float) -> float:
+    """Return for how long a step may wait for the store, from the time of the step before it."""
+    return min(max(_WAIT_S, _WAIT_SHARE * step_s), _LONGEST_WAIT_S)
+
+
 class StepPins:
     """Pins for the step that is being scheduled. One thread schedules; another asks the store.
 
+    A third one, which receives requests, has it ask in advance (`expect`): without that, each
+    request would wait for the store while a step is scheduled, and miss that step if it is late.
+
     Invariants:
-        - The scheduling thread waits for the store at most ``_WAIT_S`` in a step.
+        - The scheduling thread waits for the store in a step for no longer than `longest_wait_s`.
         - A pin belongs to the step being scheduled, to a `PinnedStep`, or to the answers that no
           step has used yet, which are dropped after ``_KEPT_S``, or when the daemon is gone.
         - A request is lost if the store does not have its features any more, or if there is no
@@ -87,10 +99,25 @@ class StepPins:
         self._lost: set[str] = set()
         self._deferred_s: dict[str, float] = {}
         """Requests that wait for answers, with the time of their first look."""
-        self._left_s = _WAIT_S
+        self._left_s, self._ended_s = _WAIT_S, time.monotonic()
         self._num_leases = 0
         self._thread = threading.Thread(target=self._serve, name="afferent-pins", daemon=True)
         self._thread.start()
+
+    # Any thread
+
+    def expect(self, keys: Iterable[bytes]) -> None:
+        """Ask for features that a later step needs; `secure` finds the answer.
+
+        An answer that they are absent does not count: see `_take`.
+        """
+        with self._lock:
+            known = self._pending | self._found.keys()
+            new = [key for key in dict.fromkeys(keys) if key not in known]
+            self._pending.update(new)
+            self._wanted += new
+        if new:
+            self._asked.set()
 
     # The scheduling thread
 
@@ -140,7 +167,8 @@ class StepPins:
                 if key not in used:
                     pin.since_s = now_s
                     self._found[key] = pin
-        self._step, self._used, self._left_s = {}, set(), _WAIT_S
+        self._step, self._used = {}, set()
+        self._left_s, self._ended_s = longest_wait_s(now_s - self._ended_s), now_s
         items = {key: pin.where for key, pin in used.items()}
         return PinnedStep(Step(os.getpid(), items), list(used.values()))
 
