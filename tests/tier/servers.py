@@ -148,9 +148,9 @@ class BadLink:
 
     def cut(self) -> None:
         """Close all connections."""
-        for sock in self._sockets:
+        known, self._sockets = self._sockets, []
+        for sock in known:
             _shut(sock)
-        self._sockets.clear()
 
     def _accept(self) -> None:
         while not self._is_closed:
@@ -164,6 +164,8 @@ class BadLink:
                 _shut(client)
                 continue
             self._sockets += [client, server]
+            if self._is_closed:  # meanwhile
+                self.cut()
             for source, sink, is_reply in ((client, server, False), (server, client, True)):
                 threading.Thread(
                     target=self._carry, args=(source, sink, is_reply), daemon=True
