@@ -20,6 +20,7 @@ _LIMIT_TESTS = ("tests/builtin/test_body.py::test_each_item_has_a_limit_of_its_o
 _METRICS_TESTS = ("tests/telemetry/test_metrics.py",)
 _NAMES_TESTS = ("tests/builtin/test_names.py",)
 _STREAM_TESTS = ("tests/proxy/test_body_stream.py",)
+_PROMPT_STAGE = "builtin/pipeline/prompt_stage.py"
 _PIPELINE, _PIPELINE_TESTS = "builtin/pipeline/pipeline.py", ("tests/builtin/test_pipeline.py",)
 _PROMPT_TESTS = ("tests/builtin/test_prompt.py",)
 _REASON_TESTS = ("tests/builtin/test_chat.py::test_an_answer_says_why_it_ended",)
@@ -318,16 +319,16 @@ SERVE_MUTANTS: Final = (
     ),
     Mutant(
         what="the last token that there is room for can't be asked for",
-        file=_PIPELINE,
+        file=_PROMPT_STAGE,
         old="if needed > room:",
         new="if needed >= room:",
         tests=_PIPELINE_TESTS,
     ),
     Mutant(
         what="what the engine can't do is not refused",
-        file=_PIPELINE,
-        old="        capabilities.check(self.engine.info, request, has_pages=has_pages)\n",
-        new="",
+        file=_PROMPT_STAGE,
+        old="            capabilities.check(info, request, has_pages=documents.has_images)\n",
+        new="            pass\n",
         tests=_PIPELINE_TESTS,
     ),
     Mutant(

@@ -177,7 +177,7 @@ async def application(
     pipeline = Pipeline(
         store=store,
         engine=engine or WordEngine(),
-        prompts=PromptBuilder(folder, family),
+        builder=PromptBuilder(folder, family),
         items=items,
         sampling=sampling_defaults(folder),
     )

@@ -25,6 +25,7 @@ from afferent.engines.protocol import (
     Tokens,
 )
 from afferent.errors import EngineUnavailable
+from afferent.items import receive
 from afferent.items.documents import Page, ReadDocument
 from afferent.items.request import DocumentPart, MediaPart, SeenMedia
 from afferent.items.stage import ITEMS
@@ -277,6 +278,22 @@ def test_pages_beside_too_long_texts_are_not_rendered(address: str, body: dict[s
     (refused,) = ask(address, engine, _asking_more(body, "word " * 3000))
     assert refused.json()["error"]["code"] == "context_length_exceeded"
     assert len(engine.requests) == num_before
+
+
+@pytest.mark.parametrize(("detail", "status"), [("auto", 400), ("low", 200)])
+def test_pages_count_with_the_detail_that_is_asked_for(
+    address: str, detail: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receive, "LOW_DETAIL_PIXELS", 112 * 112)  # 30 tokens otherwise
+    file = pdfs.of_images([Image.new("RGB", (1600, 1200), (9, 90, 200))])
+    url = "data:application/pdf;base64," + base64.b64encode(file).decode()
+    part = {"file_data": url, "filename": "a.pdf", "detail": detail}
+    content = [{"type": "file", "file": part}]
+    engine = KeepingEngine()
+    engine.info = structs.replace(engine.info, max_model_len=34)
+    body = {"model": "shapes", "max_tokens": 4, "messages": [{"role": "user", "content": content}]}
+    (answer,) = ask(address, engine, body)
+    assert answer.status_code == status, answer.text
 
 
 def test_stored_conversation_may_have_more_than_a_prompt(

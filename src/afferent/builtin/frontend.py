@@ -44,7 +44,7 @@ def _with_engine(engine: Engine, base: Parts) -> Made:
     pipeline = Pipeline(
         store=base.store,
         engine=engine,
-        prompts=PromptBuilder(folder, family, as_vllm=as_vllm),
+        builder=PromptBuilder(folder, family, as_vllm=as_vllm),
         items=base.items(
             Processor(family, fingerprint(folder, family)),
             accepted=Accepted.MEASURED if as_vllm else Accepted.DECODED,

@@ -299,7 +299,9 @@ class DocumentReader:
             for document, found in zip(opened, listed, strict=True)
             for number, size in found.sizes.items()
         ]
-        self._check_pages(pages, makes_features=not keeps_bytes, max_tokens=max_tokens)
+        self._check_number(pages)
+        if not keeps_bytes:
+            self._check_images(pages, max_pixels, max_tokens)
         inner = Trace(trace.request_id, trace.what)
         known: dict[_Page, Page] = {}
         if not keeps_bytes:
@@ -379,10 +381,7 @@ class DocumentReader:
         name = (request.tenant.encode(), document.digest, what)
         return _Page(document, number, wanted, has_text, name, document.part.detail)
 
-    def _check_pages(
-        self, pages: Sequence[_Page], *, makes_features: bool, max_tokens: int | None
-    ) -> None:
-        """Refuse documents before a page is rendered."""
+    def _check_number(self, pages: Sequence[_Page]) -> None:
         most = self._limits.max_document_pages
         if len(pages) > most:
             raise TooManyItems(
@@ -390,10 +389,15 @@ class DocumentReader:
                 f"{most} are accepted (--max-document-pages)",
                 param=Param.MESSAGES,
             )
-        headers = [ImageHeader(*page.size) for page in pages if page.size is not None]
-        if not makes_features or not headers:
+
+    def _check_images(
+        self, pages: Sequence[_Page], max_pixels: int, max_tokens: int | None
+    ) -> None:
+        """Refuse documents before a page is rendered."""
+        images = [(ImageHeader(*page.size), page.detail) for page in pages if page.size is not None]
+        if not images:
             return
-        num_tokens = self._items.check_images(headers)
+        num_tokens = self._items.check_images(images, max_pixels=max_pixels)
         if max_tokens is not None and num_tokens > max_tokens:
             raise PromptTooLong(
                 f"the {len(pages)} pages of documents and frames of videos take {num_tokens} "

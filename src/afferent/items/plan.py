@@ -75,9 +75,13 @@ class Planner:
         answers = await self._ask(request_id, asked, trace) if asked else []
         return {**items.plans, **dict(zip(waiting, answers, strict=True))}
 
-    def exact(self, header: ImageHeader) -> FeaturePlan | None:
-        """Return the plan of an image; ``None`` if only a worker can make it."""
-        return self._plan((header.width, header.height, 0))
+    def exact(self, header: ImageHeader, max_pixels: int) -> FeaturePlan | None:
+        """Return the plan of an image; ``None`` if only a worker can make it.
+
+        Args:
+            max_pixels: The limit for this image; 0 for none.
+        """
+        return self._plan((header.width, header.height, max_pixels))
 
     def _image_job(self, shape: _Shape) -> Queue:
         width, height, max_pixels = shape

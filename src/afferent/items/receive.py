@@ -23,7 +23,7 @@ from afferent.items.acquire import count, handle_if_there
 from afferent.items.item import Processor, ReceivedItem, RequestItems
 from afferent.items.names import Binding, Name, Names, check
 from afferent.items.recall import Recall, may_be_known
-from afferent.items.request import ItemRequest, MediaPart, SeenMedia
+from afferent.items.request import Detail, ItemRequest, MediaPart, SeenMedia
 from afferent.items.urls import UrlReader
 from afferent.media.body.digest import Digester
 from afferent.media.body.pace import Pace
@@ -378,6 +378,14 @@ class ItemReader:
             raise InvalidMedia(f"the {modality} file is empty")
         return None
 
+    def most_pixels(self, detail: Detail, max_pixels: int) -> int:
+        """Return the limit for an image of a request; 0 for none.
+
+        Args:
+            max_pixels: The request's own limit; 0 for none.
+        """
+        return max_pixels or (self._low_detail_pixels if detail == "low" else 0)
+
     def decodes(self, data: memoryview, tenant: str) -> bool:
         """Return whether these are the bytes of an image that is decoded here."""
         if self._accepted is Accepted.MEASURED or Modality.IMAGE not in self._modalities:
@@ -430,8 +438,7 @@ class ItemReader:
     def _max_pixels(self, part: MediaPart) -> int:
         if part.modality is not Modality.IMAGE:
             return 0
-        is_low = part.detail == "low"
-        return part.max_pixels or (self._low_detail_pixels if is_low else 0)
+        return self.most_pixels(part.detail, part.max_pixels)
 
 
 def _is_new(part: MediaPart) -> bool:

@@ -27,7 +27,7 @@ from afferent.items.item import File, Processor, ReceivedItem, RequestItems
 from afferent.items.names import Names
 from afferent.items.plan import Planner, features_job
 from afferent.items.receive import MEDIA_BYTES, ItemReader, not_cached
-from afferent.items.request import ItemRequest, MediaPart
+from afferent.items.request import Detail, ItemRequest, MediaPart
 from afferent.keys import PLACEMENT_NBYTES
 from afferent.media.body.raw import COPY, PAGE
 from afferent.media.families.plan import Prompt
@@ -275,8 +275,11 @@ class ItemStage:
         """Return the parts, known by their digests, whose features exist; nothing is pinned."""
         return await self._reader.find_seen(request, parts)
 
-    def check_images(self, headers: Sequence[ImageHeader]) -> int:
+    def check_images(self, images: Sequence[tuple[ImageHeader, Detail]], *, max_pixels: int) -> int:
         """Check that the features of such images can be in the arena at once.
+
+        Args:
+            max_pixels: As for `MediaPart`.
 
         Returns:
             The number of their tokens in a prompt, as far as it is known.
@@ -285,7 +288,11 @@ class ItemStage:
             InvalidMedia: The model does not support an image.
             ArenaTooSmall: They can't.
         """
-        plans = [plan for header in headers if (plan := self._planner.exact(header)) is not None]
+        asked = [
+            self._planner.exact(header, self._reader.most_pixels(detail, max_pixels))
+            for header, detail in images
+        ]
+        plans = [plan for plan in asked if plan is not None]
         self._maker.check_share(ObjectKind.FEATURES, [plan.nbytes for plan in plans])
         return sum(piece for plan in plans for piece in plan.prompt if isinstance(piece, int))
 

@@ -169,5 +169,7 @@ class ConversationApi:
         share = call.own.share
         schema.check_parts(messages, self.settings.limits_of(share).max_parts)
         request = GenerateRequest(request_id=call.own.id, messages=messages, share=share)
-        digests = iter(await self.pipeline.make_known(request, call.own) if request.files else ())
+        digests = iter(
+            await self.pipeline.prompts.make_known(request, call.own) if request.files else ()
+        )
         return tuple(item.stored(digests) for item in items)

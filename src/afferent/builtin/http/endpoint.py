@@ -223,7 +223,7 @@ class Endpoint:
         if with_features is None:
             wish = exchange.request.query_params.get("features", "0")
             with_features = wish not in ("0", "false")
-        rendered = await self._pipeline.render(
+        rendered = await self._pipeline.prompts.render(
             generate, exchange.trace, with_features=with_features
         )
         exchange.own.release()  # features of a prompt are not pinned

@@ -169,7 +169,7 @@ class LiveItems:
     async def _made(self, own: RequestScope, item_id: str | None, message: Message) -> LiveItem:
         """Return a new item, with features."""
         request = GenerateRequest(request_id=own.id, messages=(message,), share=own.share)
-        digests, num_tokens = await self._pipeline.make_known_and_count(request, own)
+        digests, num_tokens = await self._pipeline.prompts.make_known_and_count(request, own)
         turn, now_s = Turn.of(message, iter(digests)), self._context.now_s()
         return LiveItem(item_id or new_id("item_"), turn, now_s, num_tokens)
 

@@ -91,7 +91,7 @@ class Status:
             "parent": None,
         }
         if (info := self._pipeline.engine.info) is not None:
-            takes = ["text", *self._pipeline.modalities(info)]
+            takes = ["text", *self._pipeline.prompts.modalities(info)]
             known |= {
                 "max_model_len": info.max_model_len,
                 "context_length": info.max_model_len,

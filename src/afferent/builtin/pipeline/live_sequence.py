@@ -21,7 +21,8 @@ from msgspec import structs
 from afferent import keys
 from afferent.admission.shares import Share
 from afferent.builtin.pipeline.live_session import LiveItem, LiveSession
-from afferent.builtin.pipeline.pipeline import Pipeline, SequencePlace
+from afferent.builtin.pipeline.pipeline import Pipeline
+from afferent.builtin.pipeline.prompt_stage import SequencePlace
 from afferent.builtin.pipeline.request import (
     GenerateRequest,
     Message,
