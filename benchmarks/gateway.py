@@ -134,7 +134,7 @@ def run(*, quick: bool, after_sample: Callable[[], None]) -> Report:
         if missing := [side for side in _SIDES if side not in sides]:
             report.notes.append(f"not installed: {', '.join(missing)}")
         for name, numbers in _CASES.items():
-            bodies = _bodies(name, numbers[quick])
+            bodies = bodies_of(name, numbers[quick])
             asked = {side: partial(each.ask, bodies) for side, each in sides.items()}
             samples = alternate(
                 asked, num_samples=_num_samples(quick=quick), after_sample=after_sample
@@ -164,7 +164,7 @@ def _median(report: Report, body: str, side: str, name: str = "cpu_ms") -> float
     return next(row.median(name) for row in report.rows if row.keys == wanted)
 
 
-def _bodies(name: str, number: int) -> list[bytes]:
+def bodies_of(name: str, number: int) -> list[bytes]:
     """Return bodies, each of which comes several times."""
     rng = np.random.default_rng(0)
     made = []

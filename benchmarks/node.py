@@ -166,7 +166,7 @@ def _on_more_cores(
         senders.on_cores(client_cores) as send,
     ):
         for size, case in _CASES:
-            asked = _NUM[size, case] * (_LARGE_FACTOR if case != "filling" else 1)
+            asked = _NUM[size, case] * _LARGE_FACTOR
             known = files[size].fresh(_NUM_KNOWN)
             if case != "filling":
                 send(side.url + _PATH, files["page"].fresh(_NUM_FILLING), num_cores)

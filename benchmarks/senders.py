@@ -99,7 +99,7 @@ async def _send_all(url: str, bodies: Sequence[bytes], clients: int) -> None:
 
 async def _read(reader: asyncio.StreamReader) -> None:
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
-    line = next(each for each in head.split(b"\r\n") if each.startswith(_LENGTH))
-    said = await reader.readexactly(int(line[len(_LENGTH) :]))
-    if head.split(b" ", 2)[1] != b"200":
+    lengths = [each for each in head.split(b"\r\n") if each.startswith(_LENGTH)]
+    said = await reader.readexactly(int(lengths[0][len(_LENGTH) :])) if lengths else b""
+    if head.split(b" ", 2)[1] != b"200" or not lengths:
         raise RuntimeError(f"a request was answered with {head[:200]!r} {said[:300]!r}")

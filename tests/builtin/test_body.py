@@ -178,7 +178,7 @@ class Announced:
         return await client.post("/v1/chat/completions", content=self._chunks(), headers=headers)
 
 
-@pytest.mark.parametrize("sent_nbytes", [100_000, 400_000])
+@pytest.mark.parametrize("sent_nbytes", [50_000, 100_000, 400_000])
 def test_room_is_for_those_who_send(address: str, other: DaemonStore, sent_nbytes: int) -> None:
     """A body has space only after some of it has arrived, and loses it if the rest is late."""
 
@@ -189,7 +189,7 @@ def test_room_is_for_those_who_send(address: str, other: DaemonStore, sent_nbyte
             posting = asyncio.create_task(body.post(client))
             await body.is_stalled.wait()
             await asyncio.sleep(0)
-            if sent_nbytes < 256 * KiB:
+            if sent_nbytes < 64 * KiB:
                 assert other.stat().kinds[RAW].held_nbytes == 0
                 posting.cancel()
                 return 0.0
@@ -199,6 +199,33 @@ def test_room_is_for_those_who_send(address: str, other: DaemonStore, sent_nbyte
 
     assert asyncio.run(main()) < 15.0
     wait_until(lambda: holds_nothing(other))
+
+
+@pytest.mark.parametrize(("media_nbytes", "most"), [(600 * KiB, 6), (3 * MiB, 2)])
+def test_waiting_body_is_not_read(
+    address: str, other: DaemonStore, media_nbytes: int, most: int
+) -> None:
+    """Of a large body that waits for the arena, little is taken from its client."""
+    other.reserve("all", [ReserveItem(RAW, other.stat().kinds[RAW].capacity_nbytes)])
+    file = np.random.default_rng(1).bytes(media_nbytes)
+    data = json.dumps(ask([data_url(file, "png")], "What?")).encode()
+    taken = 0
+
+    async def chunks() -> AsyncIterator[bytes]:
+        nonlocal taken
+        for start in range(0, len(data), 64 * KiB):
+            taken += 1
+            yield data[start : start + 64 * KiB]
+
+    async def main() -> httpx.Response:
+        async with frontend(address, admission_timeout_s=0.2) as client:
+            headers = {"content-length": str(len(data))}
+            return await client.post("/v1/chat/completions", content=chunks(), headers=headers)
+
+    refused = asyncio.run(main())
+    assert refused.json()["error"]["code"] == "deadline_exceeded"
+    assert taken <= most
+    wait_until(lambda: other.stat().permits.get("uploads") is None)
 
 
 def test_small_bodies_find_room_however_much_was_announced(

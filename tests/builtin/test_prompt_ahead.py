@@ -294,6 +294,7 @@ def test_pages_count_with_the_detail_that_is_asked_for(
     body = {"model": "shapes", "max_tokens": 4, "messages": [{"role": "user", "content": content}]}
     (answer,) = ask(address, engine, body)
     assert answer.status_code == status, answer.text
+    assert (detail == "auto") == ("beside the texts" in answer.text)  # before it is rendered
 
 
 def test_stored_conversation_may_have_more_than_a_prompt(

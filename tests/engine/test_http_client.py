@@ -350,7 +350,7 @@ def test_turns_of_a_conversation_go_to_one_server(replicas: Replicas) -> None:
         return f'{{"messages": [{messages}]}}'.encode()
 
     async def life(client: HttpClient) -> None:
-        for number in range(8):
+        for number in range(16):
             for body in (turn(f"{number}"), turn(f"{number}", "more"), turn(f"{number}", "x", "y")):
                 await asked(client, request(body, placement=b""))
             assert first_of(replicas)
@@ -382,7 +382,7 @@ def test_each_server_gets_its_own_key_in_place_of_the_clients(replicas: Replicas
     )
 
     async def life(client: HttpClient) -> None:
-        for number in range(12):
+        for number in range(60):  # each replica gets some, whatever its port
             sent = request(
                 placement=bytes([number]), authorization="Bearer client", **{"x-api-key": "client"}
             )

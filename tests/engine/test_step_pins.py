@@ -23,7 +23,7 @@ from afferent.errors import StoreFull
 from afferent.store.block import codec
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.server import StoreServer
-from afferent.store.protocol.items import Find
+from afferent.store.protocol.items import MAX_ITEMS, Find
 from afferent.store.state.region import DEFAULT_SHARES
 from afferent.types import MiB, ObjectKind
 from tests.server import wait_until
@@ -56,6 +56,15 @@ def put(store: DaemonStore, wanted: Sequence[bytes] = KEYS) -> None:
     for number, key in enumerate(wanted):
         store.put("put", {"x": np.full(1000, number)}, key=key)
     store.forget("put")
+
+
+def expect(pins: StepPins, wanted: Sequence[bytes]) -> None:
+    wait_until(lambda: pins._is_open)
+    pins.expect(wanted)
+
+
+def held_nbytes(store: DaemonStore) -> int:
+    return store.stat().kinds[ObjectKind.FEATURES].held_nbytes
 
 
 def secure(pins: StepPins, request: str, wanted: Sequence[bytes]) -> bool:
@@ -228,17 +237,18 @@ def test_found_pins_unused_for_a_second_are_released(
     put(store)
     monkeypatch.setattr(step_pins, "longest_wait_s", lambda _: 0.0)
     pins.end_step()
+    assert pins._left_s == 0
     assert not pins.secure("aborted", KEYS)
-    wait_until(lambda: store.stat().kinds[ObjectKind.FEATURES].held_nbytes > 0)
-    wait_until(lambda: store.stat().kinds[ObjectKind.FEATURES].held_nbytes == 0)
+    wait_until(lambda: held_nbytes(store) > 0)
+    wait_until(lambda: held_nbytes(store) == 0)
 
 
 def test_expected_features_are_pinned_before_a_step_asks(
     server: StoreServer, store: DaemonStore, pins: StepPins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_pins, "_KEPT_S", 300.0)
+    monkeypatch.setattr(step_pins, "_KEPT_S", 0.0)  # they are kept for longer than others
     put(store)
-    pins.expect([*KEYS, KEYS[0]])
+    expect(pins, [*KEYS, KEYS[0]])
     wait_until(lambda: pins._found.keys() == set(KEYS))
     daemon = psutil.Process(server.pid)
     daemon.suspend()
@@ -251,17 +261,55 @@ def test_expected_features_are_pinned_before_a_step_asks(
     assert pins.end_step().step.items.keys() == set(KEYS)
 
 
+@pytest.mark.parametrize("how", ["time", "end", "report", "daemon"])
 def test_expected_features_are_released_if_no_request_looks(
+    how: str,
+    server: StoreServer,
+    store: DaemonStore,
+    pins: StepPins,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the end of their request, or of their daemon; by time only if there is no end."""
+    if how == "time":
+        monkeypatch.setattr(step_pins, "_EXPECTED_S", 0.5)
+    put(store)
+    expect(pins, KEYS)
+    wait_until(lambda: pins._found.keys() == set(KEYS))
+    assert held_nbytes(store) > 0
+    match how:
+        case "end":
+            pins.forget("r", KEYS)
+        case "report":
+            pins.report_encoded(KEYS)
+        case "daemon":
+            psutil.Process(server.pid).kill()
+    wait_until(lambda: not pins._found)
+    if how != "daemon":
+        wait_until(lambda: held_nbytes(store) == 0)
+
+
+def test_many_expected_keys_are_asked_for_in_several_questions(
     store: DaemonStore, pins: StepPins
 ) -> None:
     put(store)
+    others = [keys.digest(b"other %d" % number) for number in range(MAX_ITEMS)]
+    expect(pins, [*others, *KEYS])
+    wait_until(lambda: pins._found.keys() == set(KEYS))
+    assert pins._absent.keys() >= set(others)
+
+
+def test_nothing_is_expected_of_a_store_that_is_not_there() -> None:
+    def never() -> DaemonStore:
+        raise StoreFull("not now")
+
+    pins = StepPins(never)
     pins.expect(KEYS)
-    wait_until(lambda: store.stat().kinds[ObjectKind.FEATURES].held_nbytes > 0)
-    wait_until(lambda: store.stat().kinds[ObjectKind.FEATURES].held_nbytes == 0)
+    assert not pins._wanted
+    pins.close()
 
 
 def test_absence_of_expected_features_loses_no_request(store: DaemonStore, pins: StepPins) -> None:
-    pins.expect(KEYS)
+    expect(pins, KEYS)
     wait_until(lambda: pins._absent.keys() >= set(KEYS))
     put(store)
     assert secure(pins, "r", KEYS)

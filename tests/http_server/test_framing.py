@@ -337,6 +337,39 @@ def test_head_in_small_pieces_is_searched_once() -> None:
     asyncio.run(main())
 
 
+def test_reading_pauses_until_the_application_asks_for_more() -> None:
+    """What an application holds while it waits is all that was read of its client."""
+    first, more = asyncio.Event(), asyncio.Event()
+
+    class Waiting(App):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            first.set()
+            await more.wait()
+            await super().__call__(scope, receive, send)
+
+    async def main() -> None:
+        app = Waiting()
+        connection, wire = connected(app)
+        head = b"POST /read HTTP/1.1\r\nHost: a\r\nContent-Length: 300000\r\n\r\n"
+        connection.data_received(head + bytes(200_000))
+        await first.wait()
+        assert wire.is_paused
+        more.set()
+        await turns()
+        assert not wire.is_paused
+        connection.data_received(bytes(100_000))
+        await turns()
+        assert app.bodies == [("/read", bytes(100_000))]
+        connection.connection_lost(None)
+
+    async def turns() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])
 def test_heads_in_pieces_of_any_size_are_read(size: int) -> None:
     data = b"GET /read HTTP/1.1\r\nHost: a\r\n\r\n\r\nGET /read HTTP/1.1\r\nHost: b\r\n\r\n"

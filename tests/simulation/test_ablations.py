@@ -10,7 +10,7 @@ from tests.simulation.ablations import ABLATIONS, LAYERS, Ablation, switched_off
 from tests.simulation.running import run_seed, stage
 
 SOON = 300
-"""Later seeds are searched with --storm only, if a change has moved them."""
+"""Seeds that are tried if a change has moved the listed one; --storm tries more."""
 
 
 def missed_by(chosen: Ablation, limit: int) -> int | None:
@@ -28,9 +28,8 @@ def missed_by(chosen: Ablation, limit: int) -> int | None:
 def test_a_safeguard_is_missed(chosen: Ablation, request: pytest.FixtureRequest) -> None:
     is_long = request.config.getoption("--storm")
     seed = missed_by(chosen, 10_000 if is_long else SOON)
-    if seed is None and chosen.seed >= SOON and not is_long:
-        pytest.skip("its seed has moved; --storm looks for it")
-    assert seed is not None, f"nobody misses it: {chosen.what}"
+    hint = "" if is_long else " (a change may have moved its seed: --storm looks for another)"
+    assert seed is not None, f"nobody misses it: {chosen.what}{hint}"
     with stage():
         assert not run_seed(seed).violation
 

@@ -194,6 +194,7 @@ class VllmCore(_Half):
             if asked.left:
                 self._vllm.waiting.append(asked)
             else:
+                self._pins.forget(asked.request, asked.handles)
                 asked.on_end(True)
 
 
@@ -270,5 +271,7 @@ def read_or_nothing(worker: VllmWorker, step: Step, key: bytes, _: Handle) -> in
 def ask(world: World, request: str, keys: Sequence[bytes], handles: Sequence[Handle]) -> Asked:
     """Send a request to vLLM; `Asked.on_end` is to be replaced at once."""
     asked = Asked(request, dict(zip(keys, handles, strict=True)), lambda _: None)
+    for pins in world.vllm.cores[-1:]:  # as the thread of the core that receives requests does
+        pins.expect(keys)
     world.vllm.waiting.append(asked)
     return asked

@@ -252,6 +252,7 @@ def arrivals() -> None:
         with DaemonStore(server.address, name="front", writable=True) as front:
             handle = front.put("request", {"x": np.zeros(16)}, key=key)
             found = ec.AfferentConnector(config, ec.ECConnectorRole.SCHEDULER)
+            _wait_until(lambda: found._pins._is_open)
             scheduler = SimpleNamespace(get_ec_connector=lambda: found)
             core: Any = SimpleNamespace(
                 mm_receiver_cache=None, request_block_hasher=None, scheduler=scheduler
@@ -265,8 +266,10 @@ def arrivals() -> None:
             arrived, _ = EngineCore.preprocess_add_request(core, _request([feature]))
             _wait_until(lambda: key in found._pins._found)
             os.kill(server.pid, signal.SIGSTOP)  # it would answer no question
-            assert found.ensure_cache_available(arrived, 0)
-            os.kill(server.pid, signal.SIGCONT)
+            try:
+                assert found.ensure_cache_available(arrived, 0)
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
             scheduler.get_ec_connector = lambda: None
             EngineCore.preprocess_add_request(core, _request([feature]))
             found.shutdown()

@@ -33,6 +33,10 @@ _LEAST_LEFT_NBYTES = 1 << 20
 """Smaller images, and those near the end of a body, are not begun early: it would not be faster."""
 _SMALL_NBYTES = 1 << 20
 _SMALL_TIMEOUT_S = 30.0
+_LARGE_NBYTES, _FIRST_NBYTES = 1 << 20, 64 << 10
+"""With so much left of a body, fewer bytes of its media are on the heap while they wait for the
+arena: those which show that the client sends.
+"""
 _JSON_WINDOW_NBYTES = 16 << 10
 """Smaller window outside of media: JSON costs more per byte than media, which are only searched."""
 
@@ -173,16 +177,19 @@ class BodyReader:
     async def _make_room(self, announced: int | None, window_nbytes: int) -> None:
         """Reserve space for the next window's decoded bytes.
 
-        For an announced body, once the heap is full, reserve all of the rest: a client that
+        For an announced body that does not fit on the heap, reserve all of the rest: a client that
         announces bytes and never sends them uses its own share.
         """
         if not self._sink.has_begun:  # one window is small enough
             return
         if announced is None:
             await self._buffer.make_room(self._buffer.nbytes + window_nbytes)
-        elif self._buffer.is_on_heap and self._buffer.nbytes + window_nbytes > SMALL_NBYTES:
+        elif self._buffer.is_on_heap:
             most = self._limits.max_body_nbytes + self._num_known
             left_nbytes = max(min(announced, most) - self._num_cut, 0)
+            most_nbytes = SMALL_NBYTES if left_nbytes < _LARGE_NBYTES else _FIRST_NBYTES
+            if self._buffer.nbytes + window_nbytes <= most_nbytes:
+                return
             # The cutter may still have the end of a window.
             quarters = 4 if self._cutter.is_text else 3
             nbytes = self._buffer.nbytes + (left_nbytes + _WINDOW_NBYTES) * quarters // 4

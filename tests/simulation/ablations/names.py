@@ -67,6 +67,6 @@ def _places_of_the_step(replace: Replace) -> None:
     replace(vllm, "read", vllm.read_there)
 
 
-@ablation("a scheduler waits for the store for a millisecond")
+@ablation("a scheduler waits for the store for some milliseconds")
 def _bounded_waits(replace: Replace) -> None:
-    replace(step_pins, "_WAIT_S", 30.0)
+    replace(step_pins, "longest_wait_s", lambda step_s: 30.0)

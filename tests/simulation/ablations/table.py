@@ -114,11 +114,11 @@ MISSED: dict[str, tuple[int, str]] = {
     "free-first": (10, "waste"),
     "refused-first": (2420, "waste"),
     "step-pins": (497, "names"),
-    "step-views": (1069, "names"),
-    "step-views-last": (1069, "names"),
+    "step-views": (1569, "names"),
+    "step-views-last": (847, "names"),
     "living-core": (3197, "names"),
     "no-zeros": (47, "names"),
-    "places-of-the-step": (119, "names"),
+    "places-of-the-step": (69, "names"),
     "bounded-waits": (897, "still"),
 }
 """The seed that fails without each ablation's safeguard, and the kind of violation."""

@@ -136,8 +136,6 @@ class Exchange:
         self._pieces.clear()
         self._waiting_nbytes = 0
         self._is_body_taken = self.is_body_complete
-        if not self.is_body_complete:
-            self._flow.resume_reading()
         return {"type": "http.request", "body": body, "more_body": not self.is_body_complete}
 
     @property

@@ -8,6 +8,7 @@ result is named after its item alone: one that was computed from lost features d
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import time
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from afferent.engines.vllm.plugin.processing import FIELD, modality_of, unpack
 from afferent.engines.vllm.plugin.step import Step, set_running_step
 from afferent.engines.vllm.plugin.step_pins import PinnedStep, StepPins
 from afferent.store.client.daemon_store import DaemonStore
+
+log = logging.getLogger("vllm.afferent")
 
 _IDLE_S: Final = 2e-3
 """Pause of a scheduler that can schedule nothing but requests that wait for their features."""
@@ -79,6 +82,10 @@ class _Items:
             self.items.append(_item_of(feature))
             where = feature.mm_position
             self.end = max(self.end, where.offset + where.length)
+
+    @property
+    def keys(self) -> list[bytes]:
+        return list(dict.fromkeys(item.key for item in self.items if item is not None))
 
     def keys_between(self, start: int, end: int) -> list[bytes]:
         """Return the keys of items with tokens in a window that are not encoded."""
@@ -138,8 +145,7 @@ class AfferentConnector(ECConnectorBase):
         """Report, once, that a request needs its features no more, unless it is preempted."""
         if not known.is_reported and known.items:
             known.is_reported = True
-            keys = dict.fromkeys(item.key for item in known.items if item is not None)
-            self._pins.report_encoded(keys)
+            self._pins.report_encoded(known.keys)
 
     def take_unavailable_requests(self) -> set[str]:
         return self._pins.take_lost()
@@ -164,8 +170,8 @@ class AfferentConnector(ECConnectorBase):
         return StepMetadata(self._pins.end_step())
 
     def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
-        self._items.pop(request.request_id, None)
-        self._pins.forget(request.request_id)
+        known = self._items.pop(request.request_id, _Items())
+        self._pins.forget(request.request_id, known.keys)
         return False, None
 
     def shutdown(self) -> None:
@@ -229,7 +235,10 @@ def _tell_of_arrivals() -> None:
         received = stock(self, request)
         connector = self.scheduler.get_ec_connector()
         if isinstance(connector, AfferentConnector):
-            connector.expect(received[0])
+            try:
+                connector.expect(received[0])
+            except Exception:  # the scheduler asks, too
+                log.exception("features were not asked for in advance")
         return received
 
     preprocess._is_afferent = True  # type: ignore[attr-defined]

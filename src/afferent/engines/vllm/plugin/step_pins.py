@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,7 +22,7 @@ from afferent.engines import quarantine
 from afferent.engines.vllm.plugin.step import FeaturesLost, Located, Step
 from afferent.errors import AfferentError
 from afferent.store.client.daemon_store import DaemonStore
-from afferent.store.protocol.items import Find, in_messages
+from afferent.store.protocol.items import MAX_ITEMS, Find, in_messages
 from afferent.store.protocol.results import existing
 
 log = logging.getLogger("vllm.afferent")
@@ -36,17 +36,20 @@ waits for all of the step, and other requests wait as well.
 _PATIENCE_S: Final = 2.0
 """Longest deferral of a request while no store daemon is there."""
 _KEPT_S: Final = 1.0
-"""Longest life of an answer that no request looks at: a pin delays the start of a new daemon."""
+_EXPECTED_S: Final = 30.0
+"""Longest lives of an answer that no request looks at, and of one that was asked for in advance: a
+pin keeps memory. All of them end with their daemon, as a pin delays the start of a new one.
+"""
 _LOOK_AGAIN_S: Final = 0.02
 
 
 @dataclass(slots=True, eq=False)
 class _Pin:
-    """Pinned features; the pin lives as long as ``view``."""
+    """Pinned features; the pin lives as long as ``view``, and waits for a request until then."""
 
     where: Located
     view: NDArray[np.uint8]
-    since_s: float
+    until_s: float
 
 
 class PinnedStep:
@@ -70,7 +73,8 @@ class StepPins:
     Invariants:
         - The scheduling thread waits for the store in a step for no longer than `longest_wait_s`.
         - A pin belongs to the step being scheduled, to a `PinnedStep`, or to the answers that no
-          step has used yet, which are dropped after ``_KEPT_S``, or when the daemon is gone.
+          step has used yet. Those are dropped after ``_KEPT_S`` or ``_EXPECTED_S``, with the end
+          of their request, and when the daemon is gone.
         - A request is lost if the store does not have its features any more, or if there is no
           store for ``_PATIENCE_S``. A silent store only defers it.
     """
@@ -87,6 +91,8 @@ class StepPins:
         self._asked, self._answered = threading.Event(), threading.Event()
         self._wanted: list[bytes] = []
         self._pending: set[bytes] = set()
+        self._expected: set[bytes] = set()
+        """Those of the pending keys that were asked for in advance."""
         self._encoded: list[bytes] = []
         self._found: dict[bytes, _Pin] = {}
         self._absent: dict[bytes, float] = {}
@@ -111,10 +117,13 @@ class StepPins:
 
         An answer that they are absent does not count: see `_take`.
         """
+        wanted = dict.fromkeys(keys)
+        if not wanted or not self._is_open:
+            return
         with self._lock:
-            known = self._pending | self._found.keys()
-            new = [key for key in dict.fromkeys(keys) if key not in known]
+            new = [key for key in wanted if key not in self._pending and key not in self._found]
             self._pending.update(new)
+            self._expected.update(new)
             self._wanted += new
         if new:
             self._asked.set()
@@ -165,7 +174,7 @@ class StepPins:
         with self._lock:
             for key, pin in self._step.items():
                 if key not in used:
-                    pin.since_s = now_s
+                    pin.until_s = now_s + _KEPT_S
                     self._found[key] = pin
         self._step, self._used = {}, set()
         self._left_s, self._ended_s = longest_wait_s(now_s - self._ended_s), now_s
@@ -177,15 +186,24 @@ class StepPins:
         lost, self._lost = self._lost, set()
         return lost
 
-    def forget(self, request_id: str) -> None:
-        """Forget a request that has ended."""
+    def forget(self, request_id: str, keys: Iterable[bytes] = ()) -> None:
+        """Forget a request that has ended, and drop the answers about its items."""
         self._deferred_s.pop(request_id, None)
+        self._drop(keys)
 
     def report_encoded(self, keys: Iterable[bytes]) -> None:
         """Tell the store that a request has been computed up to the end of these items."""
+        keys = list(keys)
         with self._lock:
             self._encoded += keys
+        self._drop(keys)
         self._asked.set()
+
+    def _drop(self, keys: Iterable[bytes]) -> None:
+        """Drop answers that a request needs no more; another one would ask again."""
+        with self._lock:
+            dropped = [self._found.pop(key, None) for key in keys]
+        del dropped  # the pins end outside of the lock
 
     def close(self) -> None:
         """End the thread, and the connection."""
@@ -250,15 +268,16 @@ class StepPins:
                 encoded, self._encoded = self._encoded, []
             for some in in_messages(encoded):
                 store.report_encoded(some)
-            if wanted:
+            for some in _in_questions(wanted):
                 try:
-                    self._ask(store, wanted)
+                    self._ask(store, some)
                 except Exception:  # the requests ask again
                     log.exception("features were not looked for")
                     time.sleep(_LOOK_AGAIN_S)
                 finally:
                     with self._lock:
-                        self._pending.difference_update(wanted)
+                        self._pending.difference_update(some)
+                        self._expected.difference_update(some)
                         self._answered.set()
 
     def _connect(self) -> DaemonStore | None:
@@ -295,8 +314,9 @@ class StepPins:
                     absent.add(key)
                 else:
                     view = store.bytes_for(lease, handle)
+                    until_s = now_s + (_EXPECTED_S if key in self._expected else _KEPT_S)
                     if store.arena is arena:
-                        found[key] = _Pin(Located(arena.identity, handle), view, now_s)
+                        found[key] = _Pin(Located(arena.identity, handle), view, until_s)
         except AfferentError as error:  # it is gone, or silent: it may be busy, or stopped
             log.debug("features were not looked for: %s", error.code)
             time.sleep(_LOOK_AGAIN_S)
@@ -308,9 +328,16 @@ class StepPins:
 
     def _tidy(self, *, is_open: bool) -> None:
         """Drop answers that no request has looked at."""
-        before_s = time.monotonic() - _KEPT_S if is_open else float("inf")
+        now_s = time.monotonic() if is_open else float("inf")
         with self._lock:
             if is_open:
                 self._gone_since_s = None
-            self._found = {k: pin for k, pin in self._found.items() if pin.since_s > before_s}
-            self._absent = {k: at_s for k, at_s in self._absent.items() if at_s > before_s}
+            self._found = {k: pin for k, pin in self._found.items() if pin.until_s > now_s}
+            self._absent = {k: at_s for k, at_s in self._absent.items() if at_s > now_s - _KEPT_S}
+
+
+def _in_questions(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Divide keys among questions, which have two items for each."""
+    most = MAX_ITEMS // 2
+    for start in range(0, len(keys), most):
+        yield keys[start : start + most]
