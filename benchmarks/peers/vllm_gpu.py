@@ -31,22 +31,12 @@ from afferent.errors import ConfigError
 from benchmarks.peers import servers
 from benchmarks.peers.load import Load, Pages, bodies_of, put, put_in_vllm
 from benchmarks.peers.servers import GPU, REAL, Side
+from benchmarks.peers.vllm import COLUMNS as OF_VLLM
 from benchmarks.peers.vllm import NUM_PAIRS, text_goals, text_pairs
 from benchmarks.record import BusyMeter, Goal, Report, Row
 
 QUESTION = "What do images cost in front of a vLLM on a GPU, and does the GPU wait for them?"
-COLUMNS = (
-    "side",
-    "case",
-    "c",
-    "requests_per_s",
-    "p50_ms",
-    "p99_ms",
-    "cpu_ms",
-    "engine_cpu_ms",
-    "queue_ms",
-    "gpu_busy",
-)
+COLUMNS = (*OF_VLLM, "gpu_busy")
 
 _PATH = "/v1/chat/completions"
 _SIZES = {"page": (1275, 1650), "small": (640, 480)}

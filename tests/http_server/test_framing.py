@@ -338,7 +338,7 @@ def test_head_in_small_pieces_is_searched_once() -> None:
 
 
 def test_reading_pauses_until_the_application_asks_for_more() -> None:
-    """What an application holds while it waits is all that was read of its client."""
+    """An application that waits holds all that was read of its client."""
     first, more = asyncio.Event(), asyncio.Event()
 
     class Waiting(App):
