@@ -205,7 +205,7 @@ def test_room_is_for_those_who_send(address: str, other: DaemonStore, sent_nbyte
 def test_waiting_body_is_not_read(
     address: str, other: DaemonStore, media_nbytes: int, most: int
 ) -> None:
-    """Of a large body that waits for the arena, little is taken from its client."""
+    """Little of a large body that waits for the arena is taken from its client."""
     other.reserve("all", [ReserveItem(RAW, other.stat().kinds[RAW].capacity_nbytes)])
     file = np.random.default_rng(1).bytes(media_nbytes)
     data = json.dumps(ask([data_url(file, "png")], "What?")).encode()
