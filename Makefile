@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-clients setup-open-webui setup-engines serve test test-vllm test-vllm-families probe-vllm test-clients test-open-webui test-engines test-page test-ray quick fuzz storm \
+.PHONY: help setup setup-vllm setup-clients setup-open-webui setup-engines setup-llama serve test test-vllm test-vllm-families probe-vllm test-clients test-open-webui test-engines test-page test-ray quick fuzz storm \
 	soak sweep simulate package wheels schema lint type imports fmt bench bench-ray bench-vllm bench-render measured mutants \
 	mutation docs check lock audit train evaluate clean
 
@@ -81,6 +81,12 @@ setup-engines: setup .venv-serve/.ready  ## make an environment with another eng
 
 .venv-serve/.ready: tools/serve_env.py tools/ray_env.py
 	@$(BIN)/python -m tools.serve_env .venv-serve
+	@touch $@
+
+setup-llama: setup .venv-llama/.ready  ## compile llama.cpp's server for `make test-engines` (ten minutes)
+
+.venv-llama/.ready: tools/llama_env.py tools/ray_env.py
+	@$(BIN)/python -m tools.llama_env .venv-llama
 	@touch $@
 
 test-engines: setup-engines  ## stand in front of other engines and routers, ARGS="-k streams"
@@ -219,5 +225,5 @@ evaluate: setup  ## judge the built-in model on images it was never trained on
 	@$(BIN)/python -m tests.end_to_end.form_figures
 
 clean:  ## remove the environment and all caches
-	rm -rf $(VENV) .venv-vllm .venv-clients .venv-ray .venv-schema .venv-serve build dist site src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-vllm .venv-clients .venv-ray .venv-schema .venv-serve .venv-llama build dist site src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -75,7 +75,6 @@ def run(*, quick: bool, after_sample: Callable[[], None]) -> Report:
 def _measure(gateway: Gateway, replicas: _Replicas, number: int, do: Callable[[Any], Any]) -> Row:
     clients = _Clients(gateway.url)
     (body,) = bodies_of("image", 1)
-    do(clients.ask(body, 8))  # the heap's first growth is not that of 500 bodies
     root = gateway.process.pid
     before, arena_before = anonymous_nbytes([root]), _shared_nbytes(root)
     replicas.hold()
@@ -159,9 +158,6 @@ class _Clients:
         self._port = int(port)
         self.num_sent = 0
         self._tasks: list[asyncio.Task[int]] = []
-
-    async def ask(self, body: bytes, number: int) -> list[int]:
-        return await asyncio.gather(*(self._ask(body, index) for index in range(number)))
 
     def begin(self, body: bytes, number: int, do: Callable[[Any], Any]) -> None:
         async def begin() -> None:

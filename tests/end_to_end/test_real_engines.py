@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,25 +24,34 @@ from tests.media.media_host import media_host, send
 from tests.ports import free_port
 from tests.server import Server, data_url, wait_until
 from tests.vllm.servers import SHAPES, Stock
-from tools import serve_env
+from tools import llama_env, serve_env
 
 PYTHON = serve_env.FOLDER / "bin" / "python"
+LLAMA = llama_env.FOLDER / "bin" / "python"
 START_TIMEOUT_S = 300.0
+LLAVA = "llava"
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
 
 @contextlib.contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """Run `transformers serve` with a model; yield its URL."""
-    url = f"http://127.0.0.1:{free_port()}"
-    command = [str(PYTHON), "-m", "transformers.cli.transformers", "serve", str(folder)]
-    command += ["--device", "cpu", "--host", "127.0.0.1", "--port", url.rpartition(":")[2]]
+def serving(folder: Path, command: list[str], path: str) -> Iterator[str]:
+    """Run a server, whose port comes last in its command; yield its URL.
+
+    Args:
+        path: It is ready when it answers here.
+    """
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    for name in ("HOST", "PORT"):  # llama.cpp's server prefers them to its arguments
+        env.pop(name, None)
     with (folder / "log").open("w") as log:
-        engine = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
+        engine = subprocess.Popen([*command, str(port)], env=env, stdout=log, stderr=log)
     try:
-        wait_until(lambda: answers(url) or engine.poll() is not None, timeout_s=START_TIMEOUT_S)
+        wait_until(
+            lambda: answers(url + path) or engine.poll() is not None, timeout_s=START_TIMEOUT_S
+        )
         assert engine.poll() is None, (folder / "log").read_text()
         yield url
     finally:
@@ -51,7 +61,7 @@ def serving(folder: Path) -> Iterator[str]:
 
 def answers(url: str) -> bool:
     with contextlib.suppress(httpx.TransportError):
-        return httpx.get(f"{url}/health", timeout=5).status_code == 200
+        return httpx.get(url, timeout=5).status_code == 200
     return False
 
 
@@ -66,8 +76,32 @@ def transformers_serve(folder: Path) -> Iterator[Engine]:
     if not PYTHON.exists():
         pytest.skip("no environment for it: make setup-engines")
     models.make_llava(folder)
-    with serving(folder) as url:
+    command = [str(PYTHON), "-m", "transformers.cli.transformers", "serve", str(folder)]
+    command += ["--device", "cpu", "--host", "127.0.0.1", "--port"]
+    with serving(folder, command, "/health") as url:
         yield Engine(url, str(folder))
+
+
+@contextlib.contextmanager
+def llama_cpp(folder: Path) -> Iterator[Engine]:
+    if not (llama_env.FOLDER / ".ready").exists():
+        pytest.skip("no environment for it: make setup-llama")
+    subprocess.run([LLAMA, "-m", "tests.gguf_llava", folder], check=True)
+    command = [str(LLAMA), "-m", "llama_cpp.server", "--model", str(folder / "text.gguf")]
+    command += ["--clip_model_path", str(folder / "vision.gguf"), "--chat_format", "llava-1-5"]
+    command += [
+        "--model_alias",
+        LLAVA,
+        "--n_ctx",
+        "2048",
+        "--n_threads",
+        "1",
+        "--host",
+        "127.0.0.1",
+        "--port",
+    ]
+    with serving(folder, command, "/v1/models") as url:
+        yield Engine(url, LLAVA)
 
 
 @contextlib.contextmanager
@@ -77,7 +111,7 @@ def stock_vllm(_: Path) -> Iterator[Engine]:
         yield Engine(stock.url, str(SHAPES))
 
 
-@pytest.fixture(scope="module", params=[transformers_serve, stock_vllm])
+@pytest.fixture(scope="module", params=[transformers_serve, llama_cpp, stock_vllm])
 def engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
@@ -131,6 +165,16 @@ def test_engine_behind_afferent_answers_as_alone(engine: Engine, server: Server)
     assert text_of(server.url, body(engine, url_of("WEBP"))) == expected, "it has the same pixels"
     other = text_of(engine.url, body(engine, url_of("GIF")))
     assert text_of(server.url, body(engine, url_of("GIF"))) == other
+
+
+def test_format_that_the_engine_refuses_is_answered(engine: Engine, server: Server) -> None:
+    if engine.model != LLAVA or shutil.which("ffmpeg"):
+        pytest.skip("this engine reads WebP; llama.cpp's does with ffmpeg")
+    asked = body(engine, url_of("WEBP"))
+    assert httpx.post(engine.url + CHAT, json=asked, timeout=300).status_code == 500
+    assert text_of(server.url, asked) == text_of(engine.url, body(engine, url_of("PNG")))
+    other = encoded(photo(90, 70, seed=2), "PNG")
+    assert text_of(server.url, asked) != text_of(server.url, body(engine, data_url(other, "png")))
 
 
 def test_engine_gets_what_was_fetched_here(engine: Engine, server: Server, host: str) -> None:

@@ -60,7 +60,7 @@ def put(store: DaemonStore, wanted: Sequence[bytes] = KEYS) -> None:
 
 def expect(pins: StepPins, wanted: Sequence[bytes]) -> None:
     wait_until(lambda: pins._is_open)
-    pins.expect(wanted)
+    pins.expect("r", wanted)
 
 
 def held_nbytes(store: DaemonStore) -> int:
@@ -246,7 +246,7 @@ def test_found_pins_unused_for_a_second_are_released(
 def test_expected_features_are_pinned_before_a_step_asks(
     server: StoreServer, store: DaemonStore, pins: StepPins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_pins, "_KEPT_S", 0.0)  # they are kept for longer than others
+    monkeypatch.setattr(step_pins, "_KEPT_S", 0.01)  # they are kept for longer than others
     put(store)
     expect(pins, [*KEYS, KEYS[0]])
     wait_until(lambda: pins._found.keys() == set(KEYS))
@@ -280,12 +280,32 @@ def test_expected_features_are_released_if_no_request_looks(
         case "end":
             pins.forget("r", KEYS)
         case "report":
-            pins.report_encoded(KEYS)
+            pins.report_encoded("r", KEYS)
         case "daemon":
             psutil.Process(server.pid).kill()
     wait_until(lambda: not pins._found)
     if how != "daemon":
         wait_until(lambda: held_nbytes(store) == 0)
+
+
+def test_what_another_request_expects_is_kept(store: DaemonStore, pins: StepPins) -> None:
+    """One request with an item is scheduled, and ends, while another one waits."""
+    put(store)
+    expect(pins, KEYS[:2])
+    pins.expect("other", KEYS[:1])
+    wait_until(lambda: pins._found.keys() == set(KEYS[:2]))
+    assert pins.secure("r", KEYS[:2])
+    for key in KEYS[:2]:
+        pins.use(key)
+    pins.end_step()
+    pins.report_encoded("r", KEYS[:2])
+    assert pins._found.keys() == {KEYS[0]}
+    pins.forget("r", KEYS[:2])
+    assert pins.secure("other", KEYS[:1])
+    pins.end_step()
+    pins.forget("other", KEYS[:1])
+    assert not pins._found
+    assert not pins._expecting
 
 
 def test_many_expected_keys_are_asked_for_in_several_questions(
@@ -303,7 +323,7 @@ def test_nothing_is_expected_of_a_store_that_is_not_there() -> None:
         raise StoreFull("not now")
 
     pins = StepPins(never)
-    pins.expect(KEYS)
+    pins.expect("r", KEYS)
     assert not pins._wanted
     pins.close()
 
@@ -393,7 +413,7 @@ def test_report_encoded_ends_the_pins_of_requests_that_allow_it(
     put(store)
     handles = [handle_of(each) for each in store.acquire("r", [Find(key) for key in KEYS])]
     store.release_early("r", handles)
-    pins.report_encoded([*(bytes(32) for _ in range(5000)), *KEYS])
+    pins.report_encoded("r", [*(bytes(32) for _ in range(5000)), *KEYS])
     wait_until(lambda: store.stat().held_nbytes == 0)
     assert store.check_pins("r", handles)
     store.release("r")

@@ -174,7 +174,7 @@ class Frontend:
         except TimeoutError:
             raise DeadlineExceeded("vLLM does not answer") from None
         finally:
-            self._world.vllm.withdraw(asked)
+            self._world.vllm.abort(asked)
 
     def _tell(self, on_end: Callable[[bool], None], is_answered: bool) -> None:
         """Call this process's loop from another process."""

@@ -75,6 +75,12 @@ class Vllm:
         if asked in self.waiting:
             self.waiting.remove(asked)
 
+    def abort(self, asked: Asked) -> None:
+        """Withdraw a request, and let the core forget it."""
+        self.withdraw(asked)
+        for pins in self.cores[-1:]:
+            pins.forget(asked.request, asked.handles)
+
     def close(self) -> None:
         """Drop all pins while the simulated system is there."""
         for pins in self.cores:
@@ -142,7 +148,7 @@ class VllmCore(_Half):
             asked.left = [key for key in asked.left if not self._is_cached(key)]
             if not asked.left:  # all of it is in the prefix cache
                 self._report(asked)
-                self._vllm.withdraw(asked)
+                self._vllm.abort(asked)
                 asked.on_end(True)
             elif len(chosen) < _NUM_PER_STEP and self._secure(asked):
                 keys = asked.left[: 1 + self._world.machine.rng.randrange(2)]
@@ -154,7 +160,7 @@ class VllmCore(_Half):
         pinned = self._pins.end_step()
         for request in self._pins.take_lost():
             for asked in [each for each in self._vllm.waiting if each.request == request]:
-                self._vllm.withdraw(asked)
+                self._vllm.abort(asked)
                 asked.on_end(False)
         if chosen:
             handles = {
@@ -172,7 +178,7 @@ class VllmCore(_Half):
         """Report a request whose items are all scheduled, as vLLM lets the connector see it."""
         if not asked.is_reported:
             asked.is_reported = True
-            self._pins.report_encoded(asked.handles)
+            self._pins.report_encoded(asked.request, asked.handles)
 
     def _is_cached(self, key: bytes) -> bool:
         """Whether the prefix cache has an item; it evicts most of them."""
@@ -272,6 +278,6 @@ def ask(world: World, request: str, keys: Sequence[bytes], handles: Sequence[Han
     """Send a request to vLLM; `Asked.on_end` is to be replaced at once."""
     asked = Asked(request, dict(zip(keys, handles, strict=True)), lambda _: None)
     for pins in world.vllm.cores[-1:]:  # as the thread of the core that receives requests does
-        pins.expect(keys)
+        pins.expect(request, keys)
     world.vllm.waiting.append(asked)
     return asked

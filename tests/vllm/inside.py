@@ -270,6 +270,11 @@ def arrivals() -> None:
                 assert found.ensure_cache_available(arrived, 0)
             finally:
                 os.kill(server.pid, signal.SIGCONT)
+            found.request_finished(arrived)
+            EngineCore.preprocess_add_request(core, _request([feature]))
+            _wait_until(lambda: key in found._pins._found)
+            found.request_finished(arrived)  # which the scheduler has never looked at
+            assert key not in found._pins._found
             scheduler.get_ec_connector = lambda: None
             EngineCore.preprocess_add_request(core, _request([feature]))
             found.shutdown()

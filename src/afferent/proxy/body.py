@@ -34,9 +34,10 @@ _LEAST_LEFT_NBYTES = 1 << 20
 _SMALL_NBYTES = 1 << 20
 _SMALL_TIMEOUT_S = 30.0
 _LARGE_NBYTES, _FIRST_NBYTES = 1 << 20, 64 << 10
-"""With so much left of a body, fewer bytes of its media are on the heap while they wait for the
-arena: those which show that the client sends.
+"""With so much left of a body, an item waits for the arena as soon as so many bytes have come: they
+show that the client sends.
 """
+_SHORTEST_WAIT_S = 0.1
 _JSON_WINDOW_NBYTES = 16 << 10
 """Smaller window outside of media: JSON costs more per byte than media, which are only searched."""
 
@@ -187,8 +188,8 @@ class BodyReader:
         elif self._buffer.is_on_heap:
             most = self._limits.max_body_nbytes + self._num_known
             left_nbytes = max(min(announced, most) - self._num_cut, 0)
-            most_nbytes = SMALL_NBYTES if left_nbytes < _LARGE_NBYTES else _FIRST_NBYTES
-            if self._buffer.nbytes + window_nbytes <= most_nbytes:
+            has_room = self._buffer.nbytes + window_nbytes <= SMALL_NBYTES
+            if has_room and not self._is_sent(announced, left_nbytes):
                 return
             # The cutter may still have the end of a window.
             quarters = 4 if self._cutter.is_text else 3
@@ -199,6 +200,17 @@ class BodyReader:
             await self._buffer.reserve(nbytes, self._gate)
         elif self._cutter.is_text and not self._buffer.is_on_heap:  # it was taken for base64
             await self._buffer.make_room(self._buffer.nbytes + window_nbytes)
+
+    def _is_sent(self, announced: int, left_nbytes: int) -> bool:
+        """Whether a large item has begun to come. Not in a body that may have known media: those
+        are left out.
+        """
+        return (
+            self._sink.is_open
+            and self._num_read >= _FIRST_NBYTES
+            and left_nbytes >= _LARGE_NBYTES
+            and announced <= self._limits.max_body_nbytes
+        )
 
     async def _leave_out_known(self) -> None:
         """Remove the items that have just ended and whose features exist."""
@@ -245,11 +257,13 @@ class BodyReader:
         """Yield the body's chunks within its timeouts; waits for space do not count."""
         idle_s, in_all_s = self._limits.body_idle_timeout_s, self._limits.body_timeout_s
         left_s, has_more = in_all_s, True
+        reserved: tuple[float, int] | None = None  # the time and the bytes at the reservation
         while has_more:
             start_s, within_s = time.monotonic(), min(idle_s, left_s)
             if announced and not self._buffer.is_on_heap:
-                behind_s = in_all_s * (1.0 - self._num_read / announced) - left_s
-                within_s = min(within_s, max(_SLOW_GRACE_S - behind_s, 0.0))
+                before_s, num_before = reserved = reserved or (left_s, self._num_read)
+                behind_s = before_s - left_s - in_all_s * (self._num_read - num_before) / announced
+                within_s = min(within_s, max(_SLOW_GRACE_S - behind_s, _SHORTEST_WAIT_S))
             try:
                 async with asyncio.timeout(within_s):
                     message = await request.receive()

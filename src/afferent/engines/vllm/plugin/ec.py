@@ -122,7 +122,7 @@ class AfferentConnector(ECConnectorBase):
         """
         arrived = _Items()
         arrived.read(request.mm_features)
-        self._pins.expect(arrived.keys_between(0, self._window))
+        self._pins.expect(request.request_id, arrived.keys_between(0, self._window))
 
     # In the scheduler
 
@@ -134,18 +134,18 @@ class AfferentConnector(ECConnectorBase):
         known.num_computed = num_computed_tokens
         if known.end <= num_computed_tokens:
             if known.end <= request.num_computed_tokens:  # not only found for a waiting request
-                self._report(known)
+                self._report(request.request_id, known)
             return True
         keys = known.keys_between(num_computed_tokens, num_computed_tokens + self._window)
         is_ready = self._pins.secure(request.request_id, keys)
         self._is_deferring |= not is_ready
         return is_ready
 
-    def _report(self, known: _Items) -> None:
+    def _report(self, request_id: str, known: _Items) -> None:
         """Report, once, that a request needs its features no more, unless it is preempted."""
         if not known.is_reported and known.items:
             known.is_reported = True
-            self._pins.report_encoded(known.keys)
+            self._pins.report_encoded(request_id, known.keys)
 
     def take_unavailable_requests(self) -> set[str]:
         return self._pins.take_lost()
@@ -171,6 +171,7 @@ class AfferentConnector(ECConnectorBase):
 
     def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
         known = self._items.pop(request.request_id, _Items())
+        known.read(request.mm_features)  # also of a request that was never looked at
         self._pins.forget(request.request_id, known.keys)
         return False, None
 

@@ -36,7 +36,7 @@ waits for all of the step, and other requests wait as well.
 _PATIENCE_S: Final = 2.0
 """Longest deferral of a request while no store daemon is there."""
 _KEPT_S: Final = 1.0
-_EXPECTED_S: Final = 30.0
+_EXPECTED_S: Final = 5.0
 """Longest lives of an answer that no request looks at, and of one that was asked for in advance: a
 pin keeps memory. All of them end with their daemon, as a pin delays the start of a new one.
 """
@@ -91,8 +91,8 @@ class StepPins:
         self._asked, self._answered = threading.Event(), threading.Event()
         self._wanted: list[bytes] = []
         self._pending: set[bytes] = set()
-        self._expected: set[bytes] = set()
-        """Those of the pending keys that were asked for in advance."""
+        self._expecting: dict[bytes, set[str]] = {}
+        """Requests that were announced and have not ended, by the keys that they need."""
         self._encoded: list[bytes] = []
         self._found: dict[bytes, _Pin] = {}
         self._absent: dict[bytes, float] = {}
@@ -112,8 +112,8 @@ class StepPins:
 
     # Any thread
 
-    def expect(self, keys: Iterable[bytes]) -> None:
-        """Ask for features that a later step needs; `secure` finds the answer.
+    def expect(self, request_id: str, keys: Iterable[bytes]) -> None:
+        """Ask for features that a request needs in a later step; `secure` finds the answer.
 
         An answer that they are absent does not count: see `_take`.
         """
@@ -123,7 +123,8 @@ class StepPins:
         with self._lock:
             new = [key for key in wanted if key not in self._pending and key not in self._found]
             self._pending.update(new)
-            self._expected.update(new)
+            for key in wanted:
+                self._expecting.setdefault(key, set()).add(request_id)
             self._wanted += new
         if new:
             self._asked.set()
@@ -173,8 +174,8 @@ class StepPins:
         used = {key: pin for key, pin in self._step.items() if key in self._used}
         with self._lock:
             for key, pin in self._step.items():
-                if key not in used:
-                    pin.until_s = now_s + _KEPT_S
+                if key not in used or key in self._expecting:
+                    pin.until_s = max(pin.until_s, now_s + _KEPT_S)
                     self._found[key] = pin
         self._step, self._used = {}, set()
         self._left_s, self._ended_s = longest_wait_s(now_s - self._ended_s), now_s
@@ -187,22 +188,27 @@ class StepPins:
         return lost
 
     def forget(self, request_id: str, keys: Iterable[bytes] = ()) -> None:
-        """Forget a request that has ended, and drop the answers about its items."""
+        """Forget a request that has ended, and drop the answers that it alone needed."""
         self._deferred_s.pop(request_id, None)
-        self._drop(keys)
+        self._drop(request_id, keys)
 
-    def report_encoded(self, keys: Iterable[bytes]) -> None:
+    def report_encoded(self, request_id: str, keys: Iterable[bytes]) -> None:
         """Tell the store that a request has been computed up to the end of these items."""
         keys = list(keys)
         with self._lock:
             self._encoded += keys
-        self._drop(keys)
+        self._drop(request_id, keys)
         self._asked.set()
 
-    def _drop(self, keys: Iterable[bytes]) -> None:
-        """Drop answers that a request needs no more; another one would ask again."""
+    def _drop(self, request_id: str, keys: Iterable[bytes]) -> None:
+        dropped = []
         with self._lock:
-            dropped = [self._found.pop(key, None) for key in keys]
+            for key in keys:
+                others = self._expecting.get(key, set())
+                others.discard(request_id)
+                if not others:
+                    self._expecting.pop(key, None)
+                    dropped.append(self._found.pop(key, None))
         del dropped  # the pins end outside of the lock
 
     def close(self) -> None:
@@ -277,7 +283,6 @@ class StepPins:
                 finally:
                     with self._lock:
                         self._pending.difference_update(some)
-                        self._expected.difference_update(some)
                         self._answered.set()
 
     def _connect(self) -> DaemonStore | None:
@@ -314,7 +319,7 @@ class StepPins:
                     absent.add(key)
                 else:
                     view = store.bytes_for(lease, handle)
-                    until_s = now_s + (_EXPECTED_S if key in self._expected else _KEPT_S)
+                    until_s = now_s + (_EXPECTED_S if key in self._expecting else _KEPT_S)
                     if store.arena is arena:
                         found[key] = _Pin(Located(arena.identity, handle), view, until_s)
         except AfferentError as error:  # it is gone, or silent: it may be busy, or stopped
