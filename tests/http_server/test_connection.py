@@ -408,7 +408,7 @@ def test_the_body_of_a_refused_request_has_an_end(hasty_host: Host, host: Host) 
         assert rest_of(sock).startswith(b"HTTP/1.1 413")  # the connection is closed
 
 
-@pytest.mark.parametrize("nbytes", [10, 200 * KiB])
+@pytest.mark.parametrize("nbytes", [10, 100 * KiB])
 @pytest.mark.parametrize("how", ["close", "reset", "half"])
 def test_a_client_that_leaves_while_nobody_reads(host: Host, nbytes: int, how: str) -> None:
     with host.connect(POST % (b"/pause", nbytes + 1) + bytes(nbytes)) as sock:

@@ -68,6 +68,8 @@ class Vllm:
         self.received: dict[bytes, Handle] = {}
         """The first reference to each item: vLLM keeps it, and drops later ones."""
 
+        self.ended: list[Asked] = []
+        """Requests that have ended, and that the core does not know of yet."""
         self.cores: list[StepPins] = []
 
     def withdraw(self, asked: Asked) -> None:
@@ -76,10 +78,9 @@ class Vllm:
             self.waiting.remove(asked)
 
     def abort(self, asked: Asked) -> None:
-        """Withdraw a request, and let the core forget it."""
+        """Withdraw a request, which the core then forgets."""
         self.withdraw(asked)
-        for pins in self.cores[-1:]:
-            pins.forget(asked.request, asked.handles)
+        self.ended.append(asked)
 
     def close(self) -> None:
         """Drop all pins while the simulated system is there."""
@@ -143,6 +144,9 @@ class VllmCore(_Half):
                     sleep(_STEP_S)
 
     def _schedule(self, in_flight: deque[tuple[_Work, PinnedStep]]) -> None:
+        ended, self._vllm.ended = self._vllm.ended, []
+        for asked in ended:
+            self._pins.forget(asked.request, asked.handles)
         chosen: list[tuple[Asked, list[bytes]]] = []
         for asked in list(self._vllm.waiting):
             asked.left = [key for key in asked.left if not self._is_cached(key)]

@@ -29,7 +29,7 @@ class Acceptor:
         - `close` returns after all accepted sockets have a protocol or are closed.
     """
 
-    def __init__(self, listener: socket.socket, make: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(self, listener: socket.socket, make: Callable[[], asyncio.BaseProtocol]) -> None:
         listener.setblocking(False)
         self._listener, self._make = listener, make
         self._beginning: set[asyncio.Task[None]] = set()

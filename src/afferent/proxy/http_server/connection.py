@@ -24,7 +24,8 @@ from afferent.proxy.http_server.head import (
     parse_head,
 )
 from afferent.proxy.http_server.linger import LINGER_S, Linger
-from afferent.proxy.http_server.shared import Shared
+from afferent.proxy.http_server.reads import ReadingProtocol
+from afferent.proxy.http_server.shared import LONGEST_READ_NBYTES, Shared
 from afferent.proxy.http_server.timer import Timer
 from afferent.proxy.http_server.websocket import WebSocketConnection
 
@@ -55,7 +56,7 @@ class _Phase(enum.Enum):
     """Behind the last answer; later bytes are dropped."""
 
 
-class HttpConnection(asyncio.Protocol):
+class HttpConnection(ReadingProtocol):
     """HTTP/1.1 connection of one client.
 
     Invariants:
@@ -119,6 +120,11 @@ class HttpConnection(asyncio.Protocol):
     def abort(self) -> None:
         """End the connection at once, also during a request."""
         self._transport.abort()
+
+    @property
+    def most_nbytes(self) -> int:
+        is_long = self._exchange is not None and self._exchange.has_come_far
+        return LONGEST_READ_NBYTES if is_long else super().most_nbytes
 
     def data_received(self, data: bytes) -> None:
         if self._lingering is not None:

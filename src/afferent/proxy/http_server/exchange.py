@@ -66,8 +66,8 @@ class Exchange:
 
     Invariants:
         - ``is_answered`` is set once, after the last byte of the answer was written.
-        - The application gets each byte of the body once, and `Flow` pauses reading while more than
-          `MAX_BUFFERED_NBYTES` wait for it.
+        - The application gets each byte of the body once, and `Flow` pauses reading while
+          `MAX_BUFFERED_NBYTES` or more wait for it.
         - After ``is_gone`` nothing is written.
     """
 
@@ -83,7 +83,7 @@ class Exchange:
         self._head, self._transport, self._flow = head, transport, flow
         self._on_answered, self._hang_up = on_answered, hang_up
         self._pieces: list[bytes] = []
-        self._waiting_nbytes = 0
+        self._waiting_nbytes = self._fed_nbytes = 0
         self._changed = asyncio.Event()
         self._is_body_taken = False
         self._owes_continue = head.expects_continue
@@ -108,10 +108,17 @@ class Exchange:
         self.is_body_complete = is_complete
         if not self.is_answered:
             self._pieces += pieces
-            self._waiting_nbytes += sum(map(len, pieces))
-            if self._waiting_nbytes > MAX_BUFFERED_NBYTES:
+            nbytes = sum(map(len, pieces))
+            self._waiting_nbytes += nbytes
+            self._fed_nbytes += nbytes
+            if self._waiting_nbytes >= MAX_BUFFERED_NBYTES:
                 self._flow.pause_reading()
         self._changed.set()
+
+    @property
+    def has_come_far(self) -> bool:
+        """Whether so much of the body has come that longer reads are worth their memory."""
+        return self._fed_nbytes >= 2 * MAX_BUFFERED_NBYTES
 
     def end(self) -> None:
         """Cancel the application if it has not answered: the connection is lost."""

@@ -8,8 +8,8 @@ from afferent.proxy.http_server.disconnects import HangUps, reset
 from afferent.proxy.http_server.timer import Timer
 from afferent.types import KiB
 
-MAX_BUFFERED_NBYTES = 64 * KiB
-"""Most bytes of a body that wait for the application; beyond, reading pauses."""
+MAX_BUFFERED_NBYTES = 32 * KiB
+"""With so many bytes of a body that wait for the application, reading pauses."""
 MIN_NBYTES_PER_S = 32 * KiB
 """Lowest rate at which a client must read an answer that is ready to be sent."""
 

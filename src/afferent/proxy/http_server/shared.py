@@ -9,6 +9,9 @@ from typing import Protocol
 
 from afferent.proxy.http_server.disconnects import HangUps
 from afferent.proxy.http_server.exchange import Application
+from afferent.types import KiB
+
+LONGEST_READ_NBYTES = 256 * KiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,7 @@ class Shared:
         tasks: The tasks of running requests.
         on_change: Called when a connection or a task has ended.
         is_ending: No connection serves another request after its current one.
+        memory: What the event loop reads into; it is in use during one call alone.
         is_lingering: At the end, an idle connection is not closed at once: its client may have sent
             a request already.
     """
@@ -72,6 +76,7 @@ class Shared:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     is_ending: bool = False
     is_lingering: bool = False
+    memory: memoryview = field(default_factory=lambda: memoryview(bytearray(LONGEST_READ_NBYTES)))
 
     def run(self, task: asyncio.Task[None]) -> None:
         """Register the task of a request until it ends."""

@@ -17,7 +17,8 @@ from websockets.server import ServerProtocol
 from afferent.proxy.http_server.exchange import ClientGone, Message, Scope, date_field, status_line
 from afferent.proxy.http_server.flow import Flow
 from afferent.proxy.http_server.head import END
-from afferent.proxy.http_server.shared import Shared
+from afferent.proxy.http_server.reads import ReadingProtocol
+from afferent.proxy.http_server.shared import LONGEST_READ_NBYTES, Shared
 from afferent.proxy.http_server.timer import Timer
 from afferent.types import MiB
 
@@ -32,7 +33,7 @@ _CLOSE_TIMEOUT_S: Final = 10.0
 _NO_CODE, _ABNORMAL, _RESTART = 1005, 1006, 1012
 
 
-class WebSocketConnection(asyncio.Protocol):
+class WebSocketConnection(ReadingProtocol):
     """WebSocket of one client, from its request on.
 
     Invariants:
@@ -79,6 +80,10 @@ class WebSocketConnection(asyncio.Protocol):
         self._shared.run(asyncio.get_running_loop().create_task(self._run()))
 
     # The connection
+
+    @property
+    def most_nbytes(self) -> int:
+        return LONGEST_READ_NBYTES
 
     def data_received(self, data: bytes) -> None:
         if self._protocol.state is State.CONNECTING:
