@@ -22,7 +22,7 @@ from typing import Any
 FOLDER = Path(os.environ.get("TEST_HOLDS", "/nonexistent"))
 _PLUGIN = "afferent.engines.vllm.plugin"
 POINTS = {
-    f"{_PLUGIN}.step_pins": ("StepPins", "secure", "core"),
+    f"{_PLUGIN}.step_pins": ("StepPins", "expect", "core"),
     f"{_PLUGIN}.step_reader": ("StepReader", "block", "worker"),
 }
 
