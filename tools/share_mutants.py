@@ -105,8 +105,8 @@ SHARE_MUTANTS: Final = (
     Mutant(
         what="what was announced has room before it comes",
         file=_BODY,
-        old="self._buffer.nbytes + window_nbytes > SMALL_NBYTES",
-        new="announced > SMALL_NBYTES",
+        old="            and self._num_read >= _FIRST_NBYTES\n",
+        new="",
         tests=_ROOM_TESTS,
     ),
     Mutant(
