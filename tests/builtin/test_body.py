@@ -228,6 +228,27 @@ def test_waiting_body_is_not_read(
     wait_until(lambda: other.stat().permits.get("uploads") is None)
 
 
+def test_trickle_keeps_no_room(address: str, other: DaemonStore) -> None:
+    """A client that goes on slowly after its reservation is refused, however small its pauses."""
+    head = json.dumps(ask([data_url(bytes(3 * MiB), "png")], "What?")).encode()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield head[:100_000]
+        for start in range(100_000, len(head)):
+            await asyncio.sleep(0.02)
+            yield head[start : start + 1]
+
+    async def main() -> float:
+        async with frontend(address, body_timeout_s=30.0, body_idle_timeout_s=30.0) as client:
+            headers, start_s = {"content-length": str(len(head))}, time.monotonic()
+            refused = await client.post("/v1/chat/completions", content=chunks(), headers=headers)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (408, "body_too_slow")
+            return time.monotonic() - start_s
+
+    assert asyncio.run(main()) < 15.0
+    wait_until(lambda: holds_nothing(other))
+
+
 def test_small_bodies_find_room_however_much_was_announced(
     address: str, other: DaemonStore
 ) -> None:

@@ -278,7 +278,7 @@ def test_expected_features_are_released_if_no_request_looks(
     assert held_nbytes(store) > 0
     match how:
         case "end":
-            pins.forget("r", KEYS)
+            pins.forget("r")
         case "report":
             pins.report_encoded("r", KEYS)
         case "daemon":
@@ -300,12 +300,13 @@ def test_what_another_request_expects_is_kept(store: DaemonStore, pins: StepPins
     pins.end_step()
     pins.report_encoded("r", KEYS[:2])
     assert pins._found.keys() == {KEYS[0]}
-    pins.forget("r", KEYS[:2])
+    pins.forget("r")
     assert pins.secure("other", KEYS[:1])
     pins.end_step()
-    pins.forget("other", KEYS[:1])
+    pins.forget("other")
     assert not pins._found
     assert not pins._expecting
+    assert not pins._expected_of
 
 
 def test_many_expected_keys_are_asked_for_in_several_questions(

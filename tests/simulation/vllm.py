@@ -146,7 +146,7 @@ class VllmCore(_Half):
     def _schedule(self, in_flight: deque[tuple[_Work, PinnedStep]]) -> None:
         ended, self._vllm.ended = self._vllm.ended, []
         for asked in ended:
-            self._pins.forget(asked.request, asked.handles)
+            self._pins.forget(asked.request)
         chosen: list[tuple[Asked, list[bytes]]] = []
         for asked in list(self._vllm.waiting):
             asked.left = [key for key in asked.left if not self._is_cached(key)]
@@ -204,7 +204,7 @@ class VllmCore(_Half):
             if asked.left:
                 self._vllm.waiting.append(asked)
             else:
-                self._pins.forget(asked.request, asked.handles)
+                self._pins.forget(asked.request)
                 asked.on_end(True)
 
 

@@ -263,6 +263,8 @@ class BodyReader:
             if announced and not self._buffer.is_on_heap:
                 before_s, num_before = reserved = reserved or (left_s, self._num_read)
                 behind_s = before_s - left_s - in_all_s * (self._num_read - num_before) / announced
+                if behind_s > _SLOW_GRACE_S + _SHORTEST_WAIT_S:  # it has had its last chance
+                    raise BodyTooSlow("the body did not arrive in time")
                 within_s = min(within_s, max(_SLOW_GRACE_S - behind_s, _SHORTEST_WAIT_S))
             try:
                 async with asyncio.timeout(within_s):

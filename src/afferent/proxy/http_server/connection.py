@@ -123,7 +123,8 @@ class HttpConnection(ReadingProtocol):
 
     @property
     def most_nbytes(self) -> int:
-        is_long = self._exchange is not None and self._exchange.has_come_far
+        exchange = self._exchange
+        is_long = self._phase is _Phase.BODY and exchange is not None and exchange.has_come_far
         return LONGEST_READ_NBYTES if is_long else super().most_nbytes
 
     def data_received(self, data: bytes) -> None:

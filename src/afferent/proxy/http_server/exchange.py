@@ -85,7 +85,7 @@ class Exchange:
         self._pieces: list[bytes] = []
         self._waiting_nbytes = self._fed_nbytes = 0
         self._changed = asyncio.Event()
-        self._is_body_taken = False
+        self._is_body_taken = self._is_awaited = False
         self._owes_continue = head.expects_continue
         self._start: tuple[int, Fields] | None = None
         self._is_chunked = self._has_no_body = False
@@ -117,8 +117,10 @@ class Exchange:
 
     @property
     def has_come_far(self) -> bool:
-        """Whether so much of the body has come that longer reads are worth their memory."""
-        return self._fed_nbytes >= 2 * MAX_BUFFERED_NBYTES
+        """Whether so much of the body has come that longer reads are worth their memory, and the
+        application waits for more of it.
+        """
+        return self._is_awaited and self._fed_nbytes >= 2 * MAX_BUFFERED_NBYTES
 
     def end(self) -> None:
         """Cancel the application if it has not answered: the connection is lost."""
@@ -136,7 +138,9 @@ class Exchange:
         while not self.is_gone and not (self._pieces or self._is_end_due):
             self._changed.clear()
             self._flow.resume_reading()
+            self._is_awaited = True
             await self._changed.wait()
+            self._is_awaited = False
         if self.is_gone:
             return {"type": "http.disconnect"}
         body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)

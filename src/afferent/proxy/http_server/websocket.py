@@ -83,7 +83,8 @@ class WebSocketConnection(ReadingProtocol):
 
     @property
     def most_nbytes(self) -> int:
-        return LONGEST_READ_NBYTES
+        is_open = self._protocol.state is not State.CONNECTING
+        return LONGEST_READ_NBYTES if is_open else super().most_nbytes
 
     def data_received(self, data: bytes) -> None:
         if self._protocol.state is State.CONNECTING:

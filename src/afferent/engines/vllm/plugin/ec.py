@@ -170,9 +170,8 @@ class AfferentConnector(ECConnectorBase):
         return StepMetadata(self._pins.end_step())
 
     def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
-        known = self._items.pop(request.request_id, _Items())
-        known.read(request.mm_features)  # also of a request that was never looked at
-        self._pins.forget(request.request_id, known.keys)
+        self._items.pop(request.request_id, None)
+        self._pins.forget(request.request_id)
         return False, None
 
     def shutdown(self) -> None:

@@ -93,6 +93,8 @@ class StepPins:
         self._pending: set[bytes] = set()
         self._expecting: dict[bytes, set[str]] = {}
         """Requests that were announced and have not ended, by the keys that they need."""
+        self._expected_of: dict[str, set[bytes]] = {}
+        """The same, by request."""
         self._encoded: list[bytes] = []
         self._found: dict[bytes, _Pin] = {}
         self._absent: dict[bytes, float] = {}
@@ -123,6 +125,7 @@ class StepPins:
         with self._lock:
             new = [key for key in wanted if key not in self._pending and key not in self._found]
             self._pending.update(new)
+            self._expected_of.setdefault(request_id, set()).update(wanted)
             for key in wanted:
                 self._expecting.setdefault(key, set()).add(request_id)
             self._wanted += new
@@ -187,10 +190,10 @@ class StepPins:
         lost, self._lost = self._lost, set()
         return lost
 
-    def forget(self, request_id: str, keys: Iterable[bytes] = ()) -> None:
+    def forget(self, request_id: str) -> None:
         """Forget a request that has ended, and drop the answers that it alone needed."""
         self._deferred_s.pop(request_id, None)
-        self._drop(request_id, keys)
+        self._drop(request_id, list(self._expected_of.get(request_id, ())))
 
     def report_encoded(self, request_id: str, keys: Iterable[bytes]) -> None:
         """Tell the store that a request has been computed up to the end of these items."""
@@ -200,9 +203,13 @@ class StepPins:
         self._drop(request_id, keys)
         self._asked.set()
 
-    def _drop(self, request_id: str, keys: Iterable[bytes]) -> None:
+    def _drop(self, request_id: str, keys: Sequence[bytes]) -> None:
         dropped = []
         with self._lock:
+            own = self._expected_of.get(request_id, set())
+            own.difference_update(keys)
+            if not own:
+                self._expected_of.pop(request_id, None)
             for key in keys:
                 others = self._expecting.get(key, set())
                 others.discard(request_id)
