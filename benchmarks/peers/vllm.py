@@ -27,17 +27,9 @@ from benchmarks.record import BusyMeter, Goal, Report, Row, quiet_rounds
 from tools import vllm_env
 
 QUESTION = "What do images cost in front of vLLM, and behind its own API server?"
-COLUMNS = (
-    "side",
-    "case",
-    "c",
-    "requests_per_s",
-    "p50_ms",
-    "p99_ms",
-    "cpu_ms",
-    "engine_cpu_ms",
-    "queue_ms",
-)
+MEASURED = ("requests_per_s", "p50_ms", "p99_ms", "cpu_ms", "engine_cpu_ms", "queue_ms")
+"""Figures of a `Load` that a row has."""
+COLUMNS = ("side", "case", "c", *MEASURED)
 
 _PATH = "/v1/chat/completions"
 _CASES = (
@@ -141,8 +133,7 @@ def run(
 
 
 def _row(side: Side, case: str, c: int, loads: Sequence[Load]) -> Row:
-    names = ("requests_per_s", "p50_ms", "p99_ms", "cpu_ms", "engine_cpu_ms", "queue_ms")
-    samples = {name: [float(getattr(load, name)) for load in loads] for name in names}
+    samples = {name: [float(getattr(load, name)) for load in loads] for name in MEASURED}
     return Row({"side": side.name, "case": case, "c": c}, samples)
 
 

@@ -32,7 +32,7 @@ from benchmarks.peers import servers
 from benchmarks.peers.load import Load, Pages, bodies_of, put, put_in_vllm
 from benchmarks.peers.servers import GPU, REAL, Side
 from benchmarks.peers.vllm import COLUMNS as OF_VLLM
-from benchmarks.peers.vllm import NUM_PAIRS, text_goals, text_pairs
+from benchmarks.peers.vllm import MEASURED, NUM_PAIRS, text_goals, text_pairs
 from benchmarks.record import BusyMeter, Goal, Report, Row
 
 QUESTION = "What do images cost in front of a vLLM on a GPU, and does the GPU wait for them?"
@@ -127,8 +127,7 @@ def _streamed(body: bytes) -> bytes:
 
 
 def _row(side: str, case: str, c: int, found: Sequence[tuple[Load, float]]) -> Row:
-    names = ("requests_per_s", "p50_ms", "p99_ms", "cpu_ms", "engine_cpu_ms", "queue_ms")
-    samples = {name: [float(getattr(load, name)) for load, _ in found] for name in names}
+    samples = {name: [float(getattr(load, name)) for load, _ in found] for name in MEASURED}
     samples["gpu_busy"] = [busy for _, busy in found]
     return Row({"side": side, "case": case, "c": c}, samples)
 

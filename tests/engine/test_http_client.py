@@ -382,7 +382,7 @@ def test_each_server_gets_its_own_key_in_place_of_the_clients(replicas: Replicas
     )
 
     async def life(client: HttpClient) -> None:
-        for number in range(60):  # each replica gets some, whatever its port
+        for number in range(60):  # so many that each replica gets a request, on any ports
             sent = request(
                 placement=bytes([number]), authorization="Bearer client", **{"x-api-key": "client"}
             )

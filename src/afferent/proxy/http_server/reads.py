@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 
+from afferent.proxy.http_server.flow import MAX_BUFFERED_NBYTES
 from afferent.proxy.http_server.shared import Shared
-from afferent.types import KiB
 
-FIRST_NBYTES = 32 * KiB
-"""Longest read of a head, and of the beginning of a body."""
+FIRST_NBYTES = MAX_BUFFERED_NBYTES
+"""Longest read of a head, and of the beginning of a body: reading pauses behind one such read."""
 
 
 class ReadingProtocol(asyncio.BufferedProtocol):

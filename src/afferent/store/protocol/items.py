@@ -21,10 +21,10 @@ MAX_NAME_NBYTES = 64
 ItemName = Annotated[bytes, Meta(max_length=MAX_NAME_NBYTES)]
 
 
-def in_messages(items: Sequence[T]) -> Iterator[Sequence[T]]:
+def in_messages(items: Sequence[T], *, most: int = MAX_ITEMS) -> Iterator[Sequence[T]]:
     """Divide items, keys or handles among messages: one may not take all of them."""
-    for start in range(0, len(items), MAX_ITEMS):
-        yield items[start : start + MAX_ITEMS]
+    for start in range(0, len(items), most):
+        yield items[start : start + most]
 
 
 class ItemLabel(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -83,10 +83,6 @@ class _Items:
             where = feature.mm_position
             self.end = max(self.end, where.offset + where.length)
 
-    @property
-    def keys(self) -> list[bytes]:
-        return list(dict.fromkeys(item.key for item in self.items if item is not None))
-
     def keys_between(self, start: int, end: int) -> list[bytes]:
         """Return the keys of items with tokens in a window that are not encoded."""
         return [
@@ -145,7 +141,8 @@ class AfferentConnector(ECConnectorBase):
         """Report, once, that a request needs its features no more, unless it is preempted."""
         if not known.is_reported and known.items:
             known.is_reported = True
-            self._pins.report_encoded(request_id, known.keys)
+            keys = dict.fromkeys(item.key for item in known.items if item is not None)
+            self._pins.report_encoded(request_id, keys)
 
     def take_unavailable_requests(self) -> set[str]:
         return self._pins.take_lost()

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -193,7 +193,7 @@ class StepPins:
     def forget(self, request_id: str) -> None:
         """Forget a request that has ended, and drop the answers that it alone needed."""
         self._deferred_s.pop(request_id, None)
-        self._drop(request_id, list(self._expected_of.get(request_id, ())))
+        self._drop(request_id)
 
     def report_encoded(self, request_id: str, keys: Iterable[bytes]) -> None:
         """Tell the store that a request has been computed up to the end of these items."""
@@ -203,14 +203,18 @@ class StepPins:
         self._drop(request_id, keys)
         self._asked.set()
 
-    def _drop(self, request_id: str, keys: Sequence[bytes]) -> None:
+    def _drop(self, request_id: str, keys: Sequence[bytes] | None = None) -> None:
+        """Drop the answers about some keys, or about all that a request expects, unless another
+        request expects them.
+        """
         dropped = []
         with self._lock:
             own = self._expected_of.get(request_id, set())
-            own.difference_update(keys)
+            ended = list(own if keys is None else keys)
+            own.difference_update(ended)
             if not own:
                 self._expected_of.pop(request_id, None)
-            for key in keys:
+            for key in ended:
                 others = self._expecting.get(key, set())
                 others.discard(request_id)
                 if not others:
@@ -281,7 +285,7 @@ class StepPins:
                 encoded, self._encoded = self._encoded, []
             for some in in_messages(encoded):
                 store.report_encoded(some)
-            for some in _in_questions(wanted):
+            for some in in_messages(wanted, most=MAX_ITEMS // 2):  # a question has two for each
                 try:
                     self._ask(store, some)
                 except Exception:  # the requests ask again
@@ -346,10 +350,3 @@ class StepPins:
                 self._gone_since_s = None
             self._found = {k: pin for k, pin in self._found.items() if pin.until_s > now_s}
             self._absent = {k: at_s for k, at_s in self._absent.items() if at_s > now_s - _KEPT_S}
-
-
-def _in_questions(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """Divide keys among questions, which have two items for each."""
-    most = MAX_ITEMS // 2
-    for start in range(0, len(keys), most):
-        yield keys[start : start + most]
