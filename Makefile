@@ -77,7 +77,7 @@ test-vllm-families: setup-vllm  ## compare each family with a real vLLM (four mi
 probe-vllm: setup  ## read whether VERSION=0.33.0 of vLLM, a wheel for any device, has what Afferent needs
 	@$(BIN)/python -m tools.vllm_wheels $(VERSION) $(ARGS)
 
-setup-engines: setup .venv-serve/.ready  ## make an environment with another engine and two routers (250 MB)
+setup-engines: setup .venv-serve/.ready  ## make an environment with another engine and three routers (350 MB)
 
 .venv-serve/.ready: tools/serve_env.py tools/ray_env.py
 	@$(BIN)/python -m tools.serve_env .venv-serve
@@ -90,7 +90,8 @@ setup-llama: setup .venv-llama/.ready  ## compile llama.cpp's server for `make t
 	@touch $@
 
 test-engines: setup-engines  ## stand in front of other engines and routers, ARGS="-k streams"
-	@$(BIN)/python -m pytest -q tests/end_to_end/test_real_engines.py tests/end_to_end/test_routers.py --engines -s $(ARGS)
+	@$(BIN)/python -m pytest -q tests/end_to_end/test_real_engines.py tests/end_to_end/test_routers.py \
+		tests/http_server/test_proxies.py --engines -s $(ARGS)
 
 setup-clients: setup .venv-clients/.ready  ## make environments with clients of others (6 GB, some minutes)
 

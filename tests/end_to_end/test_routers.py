@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import envoy
 from tests.end_to_end.replicas import Replicas
 from tests.end_to_end.test_openai_engine import chat, image, said, url
 from tests.http_server.test_proxies import NGINX_HEAD, need
@@ -88,6 +89,11 @@ def nginx(folder: Path, urls: Sequence[str]) -> Started:
     return Started(["nginx", "-e", "stderr", "-p", str(folder), "-c", str(file)], f"unix:{path}")
 
 
+def envoys(policy: str, folder: Path, urls: Sequence[str]) -> Started:
+    path = folder / "socket"
+    return Started(envoy.configured(folder, path, [*map(_host, urls)], policy), f"unix:{path}")
+
+
 def _host(address: str) -> str:
     return address.removeprefix("http://")
 
@@ -123,6 +129,8 @@ ROUTERS = {
     "vllm-router, by user": Router(
         "x-user-id", partial(launched, "vllm-router", "consistent_hash")
     ),
+    "Envoy": Router(SESSION, partial(envoys, "RING_HASH")),
+    "Envoy, Maglev": Router(SESSION, partial(envoys, "MAGLEV")),
     "SMG": Router(KEY, partial(launched, "smg", "consistent_hashing")),
     "SMG, manual": Router(KEY, partial(launched, "smg", "manual")),
 }

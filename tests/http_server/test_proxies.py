@@ -26,6 +26,7 @@ from afferent.operations.live_page.observing import Observer
 from afferent.operations.live_page.site import site
 from afferent.proxy.http_server.server import HttpServer
 from afferent.proxy.http_server.shared import ConnectionLimits
+from tests import envoy
 from tests.http_server.framing_cases import Case, upgrades_around
 from tests.server import wait_until
 
@@ -95,19 +96,38 @@ frontend front
 backend back
     server afferent {server} pool-max-conn 1
 """
-PROXIES: dict[str, tuple[str, str, Callable[[Path], list[str]]]] = {
-    "caddy": (
-        "Caddyfile",
-        CADDY,
-        lambda config: ["caddy", "run", "--adapter", "caddyfile", "--config", str(config)],
-    ),
-    "nginx": (
-        "nginx.conf",
-        NGINX,
-        lambda config: ["nginx", "-e", "stderr", "-p", str(config.parent), "-c", str(config)],
-    ),
-    "haproxy": ("haproxy.cfg", HAPROXY, lambda config: ["haproxy", "-db", "-f", str(config)]),
+
+
+def _caddy(folder: Path, path: Path, server: str) -> list[str]:
+    config = _written(folder / "Caddyfile", CADDY, path, server)
+    return ["caddy", "run", "--adapter", "caddyfile", "--config", config]
+
+
+def _nginx(folder: Path, path: Path, server: str) -> list[str]:
+    config = _written(folder / "nginx.conf", NGINX, path, server)
+    return ["nginx", "-e", "stderr", "-p", str(folder), "-c", config]
+
+
+def _haproxy(folder: Path, path: Path, server: str) -> list[str]:
+    return ["haproxy", "-db", "-f", _written(folder / "haproxy.cfg", HAPROXY, path, server)]
+
+
+def _envoy(folder: Path, path: Path, server: str) -> list[str]:
+    return envoy.configured(folder, path, [server], "ROUND_ROBIN")
+
+
+def _written(file: Path, text: str, path: Path, server: str) -> str:
+    file.write_text(text.format(path=path, folder=file.parent, server=server))
+    return str(file)
+
+
+PROXIES: dict[str, Callable[[Path, Path, str], list[str]]] = {
+    "caddy": _caddy,
+    "nginx": _nginx,
+    "haproxy": _haproxy,
+    "envoy": _envoy,
 }
+"""Each writes its configuration into a folder, and returns its command."""
 
 
 @dataclass
@@ -171,14 +191,13 @@ def need(program: str) -> None:
 @contextlib.contextmanager
 def proxied(name: str, port: int, folder: Path) -> Iterator[Path]:
     """Run a proxy in front of the port; yield the path of its socket."""
-    need(name)
-    file, text, command = PROXIES[name]
     path = folder / "socket"
-    config = folder / file
-    config.write_text(text.format(path=path, folder=folder, server=f"127.0.0.1:{port}"))
+    command = PROXIES[name](folder, path, f"127.0.0.1:{port}")
+    if "/" not in command[0]:
+        need(command[0])
     env = {"HOME": str(folder), "PATH": "/usr/bin:/usr/sbin:/bin:/sbin"}
     with (folder / "log").open("w") as log:
-        running = subprocess.Popen(command(config), stderr=log, stdout=log, env=env)
+        running = subprocess.Popen(command, stderr=log, stdout=log, env=env)
         try:
             wait_until(lambda: running.poll() is not None or can_connect(path))
             assert running.poll() is None, (folder / "log").read_text()
@@ -380,7 +399,9 @@ def test_program_that_must_be_there_and_is_not_fails(monkeypatch: pytest.MonkeyP
         need("no-such-program-either")
 
 
-@pytest.mark.parametrize("proxy", PROXIES)
+@pytest.mark.parametrize(
+    "proxy", ["caddy", "nginx", "haproxy", pytest.param("envoy", marks=pytest.mark.engines)]
+)
 def test_answers_behind_proxy_are_not_crossed(proxy: str, tmp_path: Path) -> None:
     app = Echo()
     with serving(app) as port, proxied(proxy, port, tmp_path) as path:
