@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-clients setup-open-webui setup-engines setup-llama serve test test-vllm test-vllm-families probe-vllm test-clients test-open-webui test-engines test-page test-ray quick fuzz storm \
+.PHONY: help setup setup-vllm setup-clients setup-open-webui setup-engines setup-llama serve test test-bench test-vllm test-vllm-families probe-vllm test-clients test-open-webui test-engines test-page test-ray quick fuzz storm \
 	soak sweep simulate package wheels schema lint type imports fmt bench bench-ray bench-vllm bench-render measured mutants \
 	mutation docs check lock audit train evaluate clean
 
@@ -47,6 +47,9 @@ serve: setup  ## serve the built-in model, or MODEL=folder, with ARGS="--explain
 test: setup imports  ## run the tests, ARGS="-k name ..." for some of them
 	@echo "==> running the tests (some minutes)"
 	@$(BIN)/python -m pytest $(or $(strip $(ARGS)),-q -n auto --dist loadfile)
+
+test-bench: setup  ## run the long ones of the benchmarks in their quick forms (two minutes)
+	@$(BIN)/python -m pytest -q -n auto --dist loadfile tests/benchmarks -m bench --bench $(ARGS)
 
 quick: $(VENV)/.quick  ## run the tests that start no process (under a minute, without torch)
 	@$(BIN)/python -m pytest -q -n auto --dist loadfile @tests/quick.txt $(ARGS)
@@ -180,7 +183,7 @@ fmt: setup  ## format the code
 bench: setup  ## run a benchmark, ARGS="codec --quick"
 	@$(BIN)/python -m benchmarks.run $(ARGS)
 
-bench-ray: setup .venv-ray/.ready  ## a benchmark with Ray beside it (NAME=store, tier, rollouts, rollout_nodes or batch_job), ARGS="--quick"
+bench-ray: setup .venv-ray/.ready  ## a benchmark with Ray beside it (NAME=store, tier, rollouts, rollout_nodes, batch_job or ray_serve), ARGS="--quick"
 	@.venv-ray/bin/python -m benchmarks.run $(or $(NAME),store) $(ARGS)
 
 .venv-ray/.ready: $(VENV)/.ready tools/ray_env.py
@@ -216,7 +219,7 @@ $(VENV)/.docs: $(VENV)/.ready pyproject.toml
 	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[docs]'
 	@touch $@
 
-check: lint type test docs  ## all of the above that a change has to pass
+check: lint type test test-bench docs  ## all of the above that a change has to pass
 
 train: setup  ## train the built-in model afresh (a hundred and ten minutes on two cores)
 	@$(BIN)/python training/train.py --out src/afferent/builtin/models/shapes $(ARGS)

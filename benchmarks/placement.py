@@ -74,7 +74,7 @@ AfterSample = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class _Turn:
+class Turn:
     """Request of a trace, at a time; ``restarts`` names a replica that restarts before it."""
 
     at_s: float
@@ -163,7 +163,7 @@ def _installed(sides: Sequence[str]) -> list[str]:
 def run(*, quick: bool, after_sample: AfterSample, sides: Sequence[str]) -> Report:
     report, meter = Report("placement", QUESTION), BusyMeter()
     number = _NUM_QUICK if quick else _NUM_CONVERSATIONS
-    traces = [_trace(seed, number) for seed in range(1 if quick else _NUM_TRACES)]
+    traces = [trace_of(seed, number) for seed in range(1 if quick else _NUM_TRACES)]
     results = {name: _Result() for name in _installed(sides)}
     with _replicas() as (urls, events_port):
         for name, result in results.items():
@@ -219,16 +219,18 @@ def _replicas() -> Iterator[tuple[list[str], int]]:
         yield [f"http://{host}:{port}" for host in _HOSTS], events_port
 
 
-def _trace(seed: int, num_conversations: int) -> list[_Turn]:
+def trace_of(
+    seed: int, num_conversations: int, *, conversations_per_s: float = _CONVERSATIONS_PER_S
+) -> list[Turn]:
     """Return the turns of all conversations, in order."""
     rng = random.Random(seed)  # noqa: S311 - no secret
     weights = [1 / (rank + 1) ** _ZIPF for rank in range(_NUM_ITEMS)]
-    at_s, turns = 0.0, list[_Turn]()
+    at_s, turns = 0.0, list[Turn]()
     for index in range(num_conversations):
-        at_s += rng.expovariate(_CONVERSATIONS_PER_S)
+        at_s += rng.expovariate(conversations_per_s)
         (item,), turn_s = rng.choices(range(_NUM_ITEMS), weights), at_s
         for number in range(rng.randint(1, _MOST_TURNS)):
-            turns.append(_Turn(turn_s, seed * num_conversations + index, number, item))
+            turns.append(Turn(turn_s, seed * num_conversations + index, number, item))
             turn_s += rng.uniform(*_PAUSE_S)
     turns.sort()
     for nth in range(1, _NUM_RESTARTS + 1):
@@ -238,17 +240,17 @@ def _trace(seed: int, num_conversations: int) -> list[_Turn]:
 
 
 async def _replay(
-    trace: Sequence[_Turn], way: _Gateway, urls: Sequence[str], result: _Result
+    trace: Sequence[Turn], way: _Gateway, urls: Sequence[str], result: _Result
 ) -> None:
     """Send the requests of a trace at their times."""
     took_s: list[float] = []
     num_hits = 0
 
-    async def ask(client: httpx.AsyncClient, turn: _Turn) -> None:
+    async def ask(client: httpx.AsyncClient, turn: Turn) -> None:
         nonlocal num_hits
         url, index = way.choose(turn.item)
         start_s = time.perf_counter()
-        body = _body(turn)
+        body = body_of(turn)
         answer = await client.post(f"{url}/v1/chat/completions", json=body)
         answer.raise_for_status()
         took_s.append(time.perf_counter() - start_s)
@@ -271,7 +273,7 @@ async def _replay(
     result.p50_ms.append(1e3 * statistics.median(took_s))
 
 
-def _body(turn: _Turn) -> dict[str, object]:
+def body_of(turn: Turn) -> dict[str, object]:
     """Return a request with all messages of its conversation so far."""
     first: list[object] = [
         image_part(_urls()[turn.item]),

@@ -23,6 +23,7 @@ NUM_LINES = 100
 
 _OPTIONAL = (
     ("storm", "takes minutes"),
+    ("bench", "runs a whole benchmark (make test-bench)"),
     ("package", "builds the package"),
     ("clients", "needs clients of others (make test-clients)"),
     ("vllm", "needs a real vLLM (make test-vllm)"),
@@ -33,6 +34,7 @@ _OPTIONAL = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--bench", action="store_true", help="the long ones of the benchmarks")
     parser.addoption("--package", action="store_true", help="build and install the package")
     parser.addoption("--storm", action="store_true", help="the long form of all storms")
     parser.addoption("--clients", action="store_true", help="also with clients of others")

@@ -16,6 +16,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
 import afferent
@@ -39,7 +40,7 @@ from tests.pages import (
 from tools import settings_page
 from tools.command_lines import commands, flags, parsers
 
-LANGUAGES = {"", "bash", "console", "html", "js", "json", "python", "sh", "text", "toml"}
+LANGUAGES = {"", "bash", "console", "html", "js", "json", "python", "sh", "text", "toml", "yaml"}
 OTHERS_FLAGS = {
     *("--format", "--shm-size", "--start", "--tmpfs"),
     # Of vLLM:
@@ -278,6 +279,8 @@ def test_every_block_is_of_a_kind_that_is_checked(page: Path) -> None:
             json.loads(block.text)
         elif block.language == "toml":
             check_settings(block.text)
+        elif block.language == "yaml":
+            assert yaml.safe_load(block.text)
 
 
 def check_settings(text: str) -> None:

@@ -19,7 +19,7 @@ from typing import Final
 from tools.vllm_env import packages_of, python_of, without_operators_of_cuda
 
 FOLDER: Final = Path(__file__).parents[1] / ".venv-ray"
-WANTED: Final = "ray[data]>=2.50"
+WANTED: Final = "ray[data,serve]>=2.60"
 DATASETS: Final = "datasets>=4"
 """Package of an example."""
 _ALONE: Final = ("torchvision==0.28.*",)
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
     parser.add_argument("--version", help=f"of Ray (without: {WANTED})")
     args = parser.parse_args()
-    wanted = f"ray[data]=={args.version}" if args.version else WANTED
+    wanted = f"ray[data,serve]=={args.version}" if args.version else WANTED
     make(args.folder, wanted, DATASETS, alone=_ALONE)
     without_operators_of_cuda(packages_of(args.folder))
 

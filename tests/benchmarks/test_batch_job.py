@@ -13,6 +13,7 @@ from benchmarks.jobs.run import Ran
 from benchmarks.run import BENCHMARKS
 
 
+@pytest.mark.bench
 def test_the_record_has_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that need neither Ray nor torchvision."""
     assert BENCHMARKS["batch_job"] is batch_job

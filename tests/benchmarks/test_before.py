@@ -11,6 +11,7 @@ from benchmarks import before
 from benchmarks.run import BENCHMARKS
 
 
+@pytest.mark.bench
 def test_the_record_has_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run with few requests."""
     assert BENCHMARKS["before"] is before

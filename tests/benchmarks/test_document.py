@@ -11,6 +11,7 @@ from benchmarks.record import MIN_SAMPLES
 from benchmarks.run import BENCHMARKS
 
 
+@pytest.mark.bench
 @pytest.mark.timeout(240)
 def test_the_record_has_its_keys() -> None:
     assert BENCHMARKS["document"] is document

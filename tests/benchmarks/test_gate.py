@@ -32,6 +32,7 @@ SMALL = Scenario(
 HEAP_NBYTES = 32 * MiB  # growth of a process's heap, even with small pages
 
 
+@pytest.mark.bench
 @pytest.mark.timeout(240)
 def test_the_record_has_its_keys() -> None:
     assert BENCHMARKS["gate"] is gate

@@ -17,6 +17,7 @@ NAMES = {
 SIDES = tuple(NAMES)
 
 
+@pytest.mark.bench
 @pytest.mark.timeout(240)
 def test_the_record_has_its_keys() -> None:
     assert BENCHMARKS["live"] is live

@@ -12,6 +12,7 @@ from benchmarks.run import BENCHMARKS
 SIDES = ("by events", "round robin")
 
 
+@pytest.mark.bench
 @pytest.mark.timeout(240)
 def test_the_record_has_its_keys() -> None:
     assert BENCHMARKS["placement"] is placement

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from benchmarks import probes
 from benchmarks.run import BENCHMARKS
 
 
+@pytest.mark.bench
 def test_the_record_has_its_keys() -> None:
     assert BENCHMARKS["probes"] is probes
     samples: list[None] = []

@@ -24,6 +24,7 @@ def _few_and_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollouts, "_NUM_ROLLOUTS", 4)
 
 
+@pytest.mark.bench
 def test_the_record_has_its_keys() -> None:
     """The sides by value have a copy for each process, and for each rollout."""
     assert BENCHMARKS["rollouts"] is rollouts

@@ -22,7 +22,7 @@ from afferent.store.protocol.results import (
     Owner,
     Scheduled,
 )
-from afferent.store.state.keeping import MAX_WAITING
+from afferent.store.state import keeping
 from afferent.types import Failure, Handle, ObjectKind
 from tests.store.outcomes import states
 from tests.store.pure_store import (
@@ -398,16 +398,18 @@ def test_what_others_want_the_room_of_is_dropped_first() -> None:
     assert len(store.state.flights.keeping) == 0
 
 
-def test_too_many_are_dropped_oldest_first() -> None:
+def test_too_many_are_dropped_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert keeping.MAX_WAITING == 1024
+    monkeypatch.setattr(keeping, "MAX_WAITING", 300)
     store = Store()
     first = store.send(TIER, requests.Take, "keep")
-    keys = [bytes([index % 256, index // 256]) * 16 for index in range(MAX_WAITING + 3)]
+    keys = [bytes([index % 256, index // 256]) * 16 for index in range(303)]
     for index, key in enumerate(keys):
         (claim,) = store.claim(FRONTEND, f"r{index}", key, nbytes=64)
         store.seal(FRONTEND, f"r{index}", claim.handle)
         store.release(FRONTEND, f"r{index}")
     assert kept(given(store, TIER, first)).key == keys[0]
-    assert len(store.state.flights.keeping) == MAX_WAITING == 1024
+    assert len(store.state.flights.keeping) == 300
     second = kept(given(store, TIER, store.send(TIER, requests.Take, "keep")))
     assert (second.key, second.num_dropped) == (keys[3], 2)
 
