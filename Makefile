@@ -122,7 +122,7 @@ $(VENV)/.page: $(VENV)/.ready pyproject.toml
 	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[page]'
 	@touch $@
 
-test-ray: setup .venv-ray/.ready  ## jobs of Ray, whose processes are killed (five minutes), ARGS="-k killed"
+test-ray: setup .venv-ray/.ready  ## jobs of Ray, whose processes are killed, and Ray Serve (six minutes), ARGS="-k killed"
 	@.venv-ray/bin/python -m pytest -q tests/ray --ray $(ARGS)
 
 fuzz: setup  ## feed the readers of foreign bytes with generated ones, ARGS="--minutes 60"

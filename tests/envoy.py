@@ -49,9 +49,10 @@ static_resources:
 def configured(folder: Path, path: Path, hosts: Sequence[str], policy: str) -> list[str]:
     """Write Envoy's configuration; return the command that runs it.
 
-    It hashes the header `x-session-id`, where its policy hashes anything. It passes WebSockets on,
-    and uses connections to servers again. The body of a request for a WebSocket is kept back until
-    the server agrees, so that such a request ends with 504 after three seconds.
+    Envoy hashes the header `x-session-id` if the policy is one that hashes. It passes WebSockets
+    on, and reuses connections to servers. It buffers the body of a request for a WebSocket until
+    the server accepts the upgrade; where that one waits for the body, Envoy answers 504 after three
+    seconds.
 
     Args:
         folder: Gets the configuration.
@@ -64,7 +65,8 @@ def configured(folder: Path, path: Path, hosts: Sequence[str], policy: str) -> l
     servers = ", ".join(map(_endpoint, hosts))
     file = folder / "envoy.yaml"
     file.write_text(_CONFIG.format(path=path, types=_TYPES, policy=policy, servers=servers))
-    program = [str(_PROGRAM), "--use-dynamic-base-id"]  # several may run on a machine
+    # Without hot restarts, several Envoys may run on a machine, and leave nothing in /dev/shm.
+    program = [str(_PROGRAM), "--disable-hot-restart"]
     return [*program, "--concurrency", "1", "--config-path", str(file)]
 
 

@@ -1,6 +1,6 @@
 """Make an environment with Ray, `datasets`, torchvision, and all development packages.
 
-    python -m tools.ray_env [FOLDER] [--version 2.50.0]
+    python -m tools.ray_env [FOLDER] [--version 2.60.0]
 
 These and their dependencies are installed into this environment alone (600 MB). All other packages
 are imported from the development environment, which does not change.

@@ -25,7 +25,10 @@ _MOST_RANKS: Final = 3
 
 
 class CachingReplica:
-    """It has the images that it used last, by the digests in the header of `--route-header`."""
+    """Replica that caches the images it used last, by the digests in `x-session-id`.
+
+    A body without such a header is read, and answered at once.
+    """
 
     def __init__(self) -> None:
         self._items: OrderedDict[str, None] = OrderedDict()
@@ -34,7 +37,8 @@ class CachingReplica:
         if request.method != "POST":
             return Response()
         await request.body()
-        item = request.headers.get(SESSION, "")
+        if (item := request.headers.get(SESSION)) is None:
+            return Response()
         is_hit = item in self._items
         self._items[item] = None
         self._items.move_to_end(item)
@@ -49,7 +53,7 @@ class CachingReplica:
 
 
 class BusyReplica:
-    """It works on the images of one request at a time; their files have more or fewer bytes.
+    """Replica that processes the images of one request at a time; their files differ in bytes.
 
     It predicts how long a next request would wait from the bytes that wait, and from the time that
     a byte has taken so far.

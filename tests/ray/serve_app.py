@@ -18,7 +18,8 @@ class Model:
 
     async def __call__(self, request: Request) -> Response:
         if request.method != "POST":
-            return JSONResponse({"object": "list", "data": [{"id": "any", "object": "model"}]})
+            model = {"id": "any", "object": "model", "replica": self._name}
+            return JSONResponse({"object": "list", "data": [model]})
         await request.body()
         return JSONResponse({"id": "x", "choices": [said_as_choice({"replica": self._name})]})
 

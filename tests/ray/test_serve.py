@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -31,6 +32,9 @@ def documented(port: int) -> str:
     (config,) = (b.text for b in blocks_of(DOCS / "many-machines.md") if ROUTER in b.text)
     assert "port: 8000" in config
     assert "import_path: my_model:app" in config
+    assert f"num_replicas: {NUM_REPLICAS}\n" in config
+    no_cpus = "    ray_actor_options: {num_cpus: 0}\n"
+    config = config.replace("    max_ongoing_requests", f"{no_cpus}    max_ongoing_requests")
     config = config.replace("port: 8000", f"port: {port}")
     return config.replace("my_model:app", "tests.ray.serve_app:app")
 
@@ -43,21 +47,28 @@ def ray_serve(config: str, port: int, folder: Path) -> Iterator[str]:
     command = [str(Path(sys.executable).parent / "serve"), "run", "serve.yaml"]
     with (folder / "log").open("w") as log:
         running = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_until(lambda: running.poll() is not None or answers(url), timeout_s=120)
+    url, names = f"http://127.0.0.1:{port}", set[str]()
+
+    def are_all_running() -> bool:
         assert running.poll() is None, (folder / "log").read_text()
+        with contextlib.suppress(httpx.TransportError, KeyError, ValueError):
+            (model,) = plain_http.get(f"{url}/v1/models", timeout=5).json()["data"]
+            names.add(model["replica"])
+        return len(names) == NUM_REPLICAS
+
+    try:
+        wait_until(are_all_running, timeout_s=120)
         yield url
+    except BaseException:
+        print((folder / "log").read_text()[-3000:])
+        raise
     finally:
         running.terminate()
-        running.wait(60)
-
-
-def answers(url: str) -> bool:
-    try:
-        return plain_http.get(f"{url}/v1/models", timeout=5).status_code == 200
-    except httpx.TransportError:
-        return False
+        try:
+            running.wait(60)
+        finally:
+            running.kill()
+            running.wait()
 
 
 @pytest.mark.parametrize("is_routed", [True, False])
