@@ -95,5 +95,7 @@ def test_operator_may_say_where_sockets_are(
     command = (sys.executable, "-c", LEAVES, str(out), others.name)
     settings = process_of(command, tmp_path)
     with started(settings):
-        os.close(os.open(f"{out}.fifo", os.O_WRONLY))
+        # While this is open, the process runs: at its end, its files are removed.
+        descriptor = os.open(f"{out}.fifo", os.O_WRONLY)
         assert out.read_text().splitlines()[2] == str(tmp_path)
+    os.close(descriptor)
