@@ -67,8 +67,8 @@ _NUM_RESTARTS = 3
 _NUM_TRACES = 3
 _SETTLE_S = 0.5
 _GUESSED_NBYTES = 2 << 20
-_HEADER = "x-session-id"
-_BY_HEADER = f"hdr({_HEADER})\n  hash-type consistent"
+HEADER = "x-session-id"
+_BY_HEADER = f"hdr({HEADER})\n  hash-type consistent"
 
 AfterSample = Callable[[], None]
 
@@ -90,7 +90,7 @@ class _Result:
     p50_ms: list[float] = field(default_factory=list)
 
 
-class _Gateway:
+class Gateway:
     """A gateway that chooses the replica."""
 
     def __init__(self, url: str) -> None:
@@ -107,7 +107,7 @@ class _Gateway:
         """Note that a replica has restarted."""
 
 
-class _RoundRobin(_Gateway):
+class _RoundRobin(Gateway):
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = urls
         self._next = itertools.cycle(range(len(urls)))
@@ -117,7 +117,7 @@ class _RoundRobin(_Gateway):
         return self._urls[index], index
 
 
-class _Knowing(_Gateway):
+class _Knowing(Gateway):
     """A router that keeps an LRU cache of the items that it sent to each replica."""
 
     def __init__(self, urls: Sequence[str], *, capacity: int, knows_restarts: bool) -> None:
@@ -170,7 +170,9 @@ def run(*, quick: bool, after_sample: AfterSample, sides: Sequence[str]) -> Repo
             with contextlib.ExitStack() as stack:
                 way = _way(name, urls, events_port, stack)
                 for trace in traces:
-                    asyncio.run(_replay(trace, way(), urls, result))
+                    hits, took_s = asyncio.run(replay(trace, way(), urls))
+                    result.hits.append(hits)
+                    result.p50_ms.append(1e3 * statistics.median(took_s))
                     after_sample()
     oracle = results["oracle"].hits
     for name, result in results.items():
@@ -186,7 +188,7 @@ def run(*, quick: bool, after_sample: AfterSample, sides: Sequence[str]) -> Repo
 
 def _way(
     name: str, urls: Sequence[str], events_port: int, stack: contextlib.ExitStack
-) -> Callable[[], _Gateway]:
+) -> Callable[[], Gateway]:
     """Start what a side needs; return what makes its router anew for each trace."""
     if name == "oracle":
         return partial(_Knowing, urls, capacity=CAPACITY, knows_restarts=True)
@@ -201,10 +203,10 @@ def _way(
         started = afferent(urls)
     elif name == "header":
         behind = stack.enter_context(haproxy(urls, _BY_HEADER))
-        started = afferent([behind.url], "--route-header", _HEADER)
+        started = afferent([behind.url], "--route-header", HEADER)
     else:
         started = router(name, urls)
-    return partial(_Gateway, stack.enter_context(started).url)
+    return partial(Gateway, stack.enter_context(started).url)
 
 
 @contextlib.contextmanager
@@ -220,7 +222,11 @@ def _replicas() -> Iterator[tuple[list[str], int]]:
 
 
 def trace_of(
-    seed: int, num_conversations: int, *, conversations_per_s: float = _CONVERSATIONS_PER_S
+    seed: int,
+    num_conversations: int,
+    *,
+    conversations_per_s: float = _CONVERSATIONS_PER_S,
+    num_restarts: int = _NUM_RESTARTS,
 ) -> list[Turn]:
     """Return the turns of all conversations, in order."""
     rng = random.Random(seed)  # noqa: S311 - no secret
@@ -233,16 +239,20 @@ def trace_of(
             turns.append(Turn(turn_s, seed * num_conversations + index, number, item))
             turn_s += rng.uniform(*_PAUSE_S)
     turns.sort()
-    for nth in range(1, _NUM_RESTARTS + 1):
-        at = nth * len(turns) // (_NUM_RESTARTS + 1)
+    for nth in range(1, num_restarts + 1):
+        at = nth * len(turns) // (num_restarts + 1)
         turns[at] = replace(turns[at], restarts=rng.randrange(len(_HOSTS)))
     return turns
 
 
-async def _replay(
-    trace: Sequence[Turn], way: _Gateway, urls: Sequence[str], result: _Result
-) -> None:
-    """Send the requests of a trace at their times."""
+async def replay(
+    trace: Sequence[Turn], way: Gateway, urls: Sequence[str] = ()
+) -> tuple[float, list[float]]:
+    """Send the requests of a trace at their times; return the part of hits, and the times.
+
+    Args:
+        urls: Replicas, which forget all before, and where the trace restarts them.
+    """
     took_s: list[float] = []
     num_hits = 0
 
@@ -250,7 +260,7 @@ async def _replay(
         nonlocal num_hits
         url, index = way.choose(turn.item)
         start_s = time.perf_counter()
-        body = body_of(turn)
+        body = _body(turn)
         answer = await client.post(f"{url}/v1/chat/completions", json=body)
         answer.raise_for_status()
         took_s.append(time.perf_counter() - start_s)
@@ -269,11 +279,10 @@ async def _replay(
                 way.restarted(turn.restarts)
                 await client.post(f"{urls[turn.restarts]}/forget")
             group.create_task(ask(client, turn))
-    result.hits.append(num_hits / len(trace))
-    result.p50_ms.append(1e3 * statistics.median(took_s))
+    return num_hits / len(trace), took_s
 
 
-def body_of(turn: Turn) -> dict[str, object]:
+def _body(turn: Turn) -> dict[str, object]:
     """Return a request with all messages of its conversation so far."""
     first: list[object] = [
         image_part(_urls()[turn.item]),

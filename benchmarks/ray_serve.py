@@ -31,7 +31,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import httpx2 as httpx
@@ -40,7 +39,7 @@ import psutil
 from afferent.errors import ConfigError
 from benchmarks.gateway import afferent
 from benchmarks.peers import ray_store
-from benchmarks.placement import Turn, body_of, trace_of
+from benchmarks.placement import HEADER, Gateway, replay, trace_of
 from benchmarks.record import BusyMeter, Report, Row
 from tests.ports import free_pair
 from tests.server import wait_until
@@ -210,13 +209,13 @@ def _hits(
 ) -> Iterator[tuple[str, Samples]]:
     number = _NUM_QUICK if quick else _NUM_CONVERSATIONS
     traces = [
-        trace_of(seed, number, conversations_per_s=_CONVERSATIONS_PER_S)
+        trace_of(seed, number, conversations_per_s=_CONVERSATIONS_PER_S, num_restarts=0)
         for seed in range(1 if quick else _NUM_TRACES)
     ]
     for side, router in _ROUTERS.items():
         found: Samples = {"hits": [], "p95_s": []}
         for trace in traces:
-            with afferent([cluster.url], "--route-header", "x-session-id") as gateway:
+            with afferent([cluster.url], "--route-header", HEADER) as gateway:
                 begin_s, part_s = time.time() + _START_S, trace[-1].at_s / len(_NUM_REPLICAS)
                 numbers = [(begin_s + nth * part_s, num) for nth, num in enumerate(_NUM_REPLICAS)]
                 numbers[0] = (0.0, _NUM_REPLICAS[0])
@@ -224,43 +223,17 @@ def _hits(
                 cluster.deploy("CachingReplica", **cluster.by(router), **scaled)
                 cluster.wait_for(_NUM_REPLICAS[0])
                 time.sleep(max(0.0, begin_s - time.time()))
-                took = asyncio.run(_replay(gateway.url, trace))
+                hits, took_s = asyncio.run(replay(trace, Gateway(gateway.url)))
                 num_running = cluster.num_running()
             cluster.end()
             if num_running != _NUM_REPLICAS[-1]:
                 raise ConfigError(f"Ray has {num_running} replicas at the end of the trace")
-            found["hits"].append(took.num_hits / len(trace))
-            found["p95_s"].append(_p95(took.took_s))
+            found["hits"].append(hits)
+            found["p95_s"].append(_p95(took_s))
             after_sample()
         yield side, found
     seen = [len({turn.item for turn in trace}) / len(trace) for trace in traces]
     yield "each image but its first time", {"hits": [1 - each for each in seen]}
-
-
-@dataclass(slots=True)
-class _Took:
-    num_hits: int = 0
-    took_s: list[float] = field(default_factory=list)
-
-
-async def _replay(url: str, trace: Sequence[Turn]) -> _Took:
-    """Send the requests of a trace at their times."""
-    took = _Took()
-
-    async def ask(client: httpx.AsyncClient, turn: Turn) -> None:
-        start_s = time.perf_counter()
-        answer = await client.post(f"{url}/v1/chat/completions", json=body_of(turn))
-        answer.raise_for_status()
-        took.took_s.append(time.perf_counter() - start_s)
-        took.num_hits += answer.json()["hit"]
-
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(timeout=60, limits=limits) as client, asyncio.TaskGroup() as group:
-        start_s = time.perf_counter()
-        for turn in trace:
-            await asyncio.sleep(max(0.0, start_s + turn.at_s - time.perf_counter()))
-            group.create_task(ask(client, turn))
-    return took
 
 
 # Scaling

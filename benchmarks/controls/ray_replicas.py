@@ -18,8 +18,8 @@ from starlette.responses import JSONResponse, Response
 
 from benchmarks.controls.caching_replicas import CAPACITY, HIT_S, MISS_S
 
-SESSION: Final = "x-session-id"
-IMAGE_S: Final = 0.05
+_SESSION: Final = "x-session-id"
+_IMAGE_S: Final = 0.05
 """Seconds that a replica works on an image of a request; it works on one at a time."""
 _MOST_RANKS: Final = 3
 
@@ -37,7 +37,7 @@ class CachingReplica:
         if request.method != "POST":
             return Response()
         await request.body()
-        if (item := request.headers.get(SESSION)) is None:
+        if (item := request.headers.get(_SESSION)) is None:
             return Response()
         is_hit = item in self._items
         self._items[item] = None
@@ -67,7 +67,7 @@ class BusyReplica:
     async def __call__(self, request: Request) -> Response:
         if (images := int(request.query_params.get("images", 0))) == 0:
             return Response()
-        nbytes, work_s = int(request.query_params["nbytes"]), IMAGE_S * images
+        nbytes, work_s = int(request.query_params["nbytes"]), _IMAGE_S * images
         self._known_s += work_s
         self._waiting_nbytes += nbytes
         async with self._turn:
