@@ -61,37 +61,35 @@ class BusyReplica:
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
-        self._known_s = self._done_s = 0.0
+        self._done_s = 0.0
         self._waiting_nbytes = self._done_nbytes = 0
 
     async def __call__(self, request: Request) -> Response:
         if (images := int(request.query_params.get("images", 0))) == 0:
             return Response()
         nbytes, work_s = int(request.query_params["nbytes"]), _IMAGE_S * images
-        self._known_s += work_s
         self._waiting_nbytes += nbytes
         async with self._turn:
             await asyncio.sleep(work_s)
-        self._known_s -= work_s
         self._waiting_nbytes -= nbytes
         self._done_s += work_s
         self._done_nbytes += nbytes
         return Response()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Report the wait of a next request: as it is, and as predicted."""
+        """Report the predicted wait of a next request."""
         pace = self._done_s / self._done_nbytes if self._done_nbytes else 0.0
-        return {"known": self._known_s, "predicted": self._waiting_nbytes * pace}
+        return {"wait_s": self._waiting_nbytes * pace}
 
 
 class ByWait:
     """Policy that keeps the mean of the waits that replicas report near a target."""
 
-    def __init__(self, metric: str, target_s: float) -> None:
-        self._metric, self._target_s = metric, target_s
+    def __init__(self, target_s: float) -> None:
+        self._target_s = target_s
 
     def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
-        waits = (context.aggregated_metrics or {}).get(self._metric, {})
+        waits = (context.aggregated_metrics or {}).get("wait_s", {})
         return sum(waits.values()) / self._target_s, {}
 
 
