@@ -230,7 +230,7 @@ def test_retryable_errors_are_retried_by_the_official_client(
     # It waits a second before each attempt, and on a busy machine a store takes several to start.
     client = openai.OpenAI(base_url=f"{own_server.url}/v1", api_key="none", max_retries=30)
     picture = draw_image(rng, colour="yellow", shape="triangle")
-    with ThreadPoolExecutor(1) as thread, suspended(workers):
+    with client, ThreadPoolExecutor(1) as thread, suspended(workers):
         request = ask([data_url(picture)], QUESTION)
         answer = thread.submit(lambda: client.chat.completions.create(**request))
         wait_until(lambda: own_server.metric("afferent_store_jobs_running") == 1)

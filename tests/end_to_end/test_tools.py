@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -29,6 +30,13 @@ CHAT_TOOL = {"type": "function", "function": {**REPORT, "parameters": SCHEMA, "s
 RESPONSES_TOOL = {"type": "function", **REPORT, "parameters": SCHEMA, "strict": True}
 MESSAGES_TOOL = {**REPORT, "input_schema": SCHEMA}
 ACCURACY = 0.97
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[anthropic.Anthropic]:
+    options: Any = {"api_key": "none", "max_retries": 0, "timeout": 60}
+    with anthropic.Anthropic(base_url=server.url, **options) as made:
+        yield made
 
 
 @pytest.fixture
@@ -89,8 +97,9 @@ def test_a_loop_in_responses(server: Server, picture: DrawnImage, is_stream: boo
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_a_loop_in_messages(server: Server, picture: DrawnImage, is_stream: bool) -> None:
-    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60)
+def test_a_loop_in_messages(
+    client: anthropic.Anthropic, picture: DrawnImage, is_stream: bool
+) -> None:
     source = {"type": "base64", "media_type": "image/jpeg"}
     source["data"] = base64.b64encode(picture.encode()).decode()
     content = [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]
@@ -119,7 +128,7 @@ def test_a_loop_in_messages(server: Server, picture: DrawnImage, is_stream: bool
 
 
 def test_a_runner_that_asks_for_a_thread_sends_all_messages(
-    server: Server, picture: DrawnImage
+    client: anthropic.Anthropic, picture: DrawnImage
 ) -> None:
     """Anthropic's runner asks for a thread on the server, and goes on without one."""
     called: list[str] = []
@@ -130,7 +139,6 @@ def test_a_runner_that_asks_for_a_thread_sends_all_messages(
         called.append(colour)
         return "ok"
 
-    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60)
     source: Any = {"type": "base64", "media_type": "image/jpeg"}
     source["data"] = base64.b64encode(picture.encode()).decode()
     content: Any = [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]

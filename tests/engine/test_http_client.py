@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from afferent.engines.http_upstream import client as client_module
@@ -24,6 +25,7 @@ from afferent.engines.openai.traits import OpenAITraits
 from afferent.engines.upstream import UpstreamRequest
 from afferent.errors import ConfigError, EngineUnavailable, StoreRestarted
 from tests.end_to_end.replicas import CHAT, Replica, Replicas
+from tests.server import wait_until
 
 KEY = bytes(32)
 WRONG_PIN = "#sha256=" + "00" * 32
@@ -465,6 +467,11 @@ def test_certificate_of_a_name_is_verified_at_its_address(
     run(secure, life, settings=good)
 
 
+def connections_to(port: int) -> list[Any]:
+    own = psutil.Process().net_connections("tcp")
+    return [each for each in own if each.raddr and each.raddr.port == port]
+
+
 @pytest.mark.parametrize(
     ("host", "pin", "is_known"),
     [
@@ -487,7 +494,8 @@ def test_wrong_certificate_gets_no_request(
             assert not await server.look("the engine")
             with pytest.raises(EngineUnavailable):
                 await asked(client, request())
-        await asyncio.sleep(0.25)  # aiohttp ends a refused TLS connection later, as its docs say
+        # aiohttp ends a refused TLS connection later, as its docs say.
+        await asyncio.to_thread(wait_until, lambda: not connections_to(int(port)))
 
     secure.reset()
     asyncio.run(main())
