@@ -14,7 +14,13 @@ from tools.written_page import DOCS, main
 
 PAGE = DOCS / "settings.md"
 
-_ENGINES = ("reference", "vllm", "openai")
+_ENGINES = {
+    "reference": "`--engine reference`",
+    "vllm": "`--engine vllm`",
+    "openai": "`--engine openai`",
+    "render": "`afferent render`",
+}
+"""Kinds of engines, and what chooses them."""
 
 _ABOUT = """\
 # Settings
@@ -57,9 +63,9 @@ def page() -> str:
     """Return the whole page."""
     known = config.declared(config.ServeConfig)
     parts = [_ABOUT, *_tables(known, "##")]
-    for name in _ENGINES:
+    for name, choice in _ENGINES.items():
         if own := config.declared(*cli.engine_settings(name)):
-            parts.append(f"## With `--engine {name}`\n")
+            parts.append(f"## With {choice}\n")
             parts += _tables(own, "###")
     return "\n".join(parts)
 

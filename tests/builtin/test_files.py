@@ -7,6 +7,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import anthropic
 import httpx2 as httpx
 import openai
+import psutil
 import pytest
 
 from afferent.config import Tenant
@@ -103,6 +105,39 @@ def test_openai_client_creates_reads_lists_and_deletes(
         gone = await files.delete(made.id)
         assert (gone.id, gone.deleted) == (made.id, True)
         assert [file.id async for file in await files.list()] == []
+
+    run(store_address, memory_folder / "s", test)
+
+
+@pytest.mark.parametrize("call", ["begin", "open"])
+def test_client_that_leaves_while_a_file_is_opened_leaves_nothing(
+    store_address: str, memory_folder: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The file stayed open, and the bytes of an upload stayed reserved, until the server ended."""
+    begun, go_on = threading.Event(), threading.Event()
+    method = getattr(FileStore, call)
+
+    def slow(self: FileStore, *args: Any, **kwargs: Any) -> Any:
+        made = method(self, *args, **kwargs)
+        begun.set()
+        assert go_on.wait(30)
+        return made
+
+    async def test(each: Clients) -> None:
+        id = await each.upload()
+        files = each.openai.files
+        monkeypatch.setattr(FileStore, call, slow)
+        asking = asyncio.create_task(each.upload() if call == "begin" else files.content(id))
+        assert await asyncio.to_thread(begun.wait, 30)
+        asking.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asking
+        await each.store.run(lambda: None)
+        assert {path.name for path in (memory_folder / "s").rglob(".new-*")} == set()
+        opened = [each.path for each in psutil.Process().open_files()]
+        assert [path for path in opened if path.startswith(str(memory_folder))] == []
 
     run(store_address, memory_folder / "s", test)
 

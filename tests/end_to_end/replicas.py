@@ -62,6 +62,8 @@ class Replica:
     """Requests whose body has not arrived yet."""
     breaks_off: bool = False
     """Whether it closes the connection in the middle of an answer."""
+    fields: dict[str, str] = field(default_factory=dict)
+    """Headers of its answers."""
     items: dict[str, Any] = field(default_factory=dict)
     """Items by their names, as far as it has got and not lost them."""
     unknown_name: int = 409
@@ -81,6 +83,7 @@ class Replica:
     def reset(self) -> None:
         self.got.clear()
         self.items.clear()
+        self.fields = {}
         self.unknown_name = 409
         self.status = self.health = 200
         self.is_frozen = self.hangs_up = self.breaks_off = False
@@ -147,7 +150,8 @@ class Replica:
             return web.json_response({"error": {"message": "unknown"}}, status=self.unknown_name)
         said = {"replica": self.name, "media": [seen(part) for part in parts_of(body)]}
         if not body.get("stream"):
-            return web.json_response({"id": "x", "choices": [said_as_choice(said)]})
+            whole = {"id": "x", "choices": [said_as_choice(said)]}
+            return web.json_response(whole, headers=self.fields)
         answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await answer.prepare(request)
         await answer.write(b"data: " + json.dumps(said).encode() + b"\n\n")

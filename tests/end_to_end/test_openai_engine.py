@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from PIL import Image
 
 from afferent.types import ObjectKind
-from tests import animations, media_files, pdfs
+from tests import animations, media_files, pdfs, plain_http
 from tests.end_to_end.replicas import CHAT, Replicas
 from tests.images import encoded, photo
 from tests.media.media_host import media_host, send
@@ -303,6 +304,40 @@ def test_other_endpoints_are_passed_on(server: Server, replicas: Replicas) -> No
     assert answer.status_code == 200
     assert only_request(replicas).path == "/v1/models"
     assert server.get("/health").json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "a; json"])
+def test_media_are_checked_whatever_the_body_is_called(
+    server: Server, replicas: Replicas, kind: str
+) -> None:
+    """Some servers read JSON from any body; they would fetch this URL themselves."""
+    text = json.dumps(chat(image("http://10.0.0.1/a.png")))
+    where = f"{server.url}{CHAT}"
+    answer = plain_http.post(where, content=text, headers={"content-type": kind}, timeout=60)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "forbidden_url"
+    assert all(not each.got for each in replicas.all)
+
+
+def test_method_in_lower_case_is_refused(server: Server, replicas: Replicas) -> None:
+    """The HTTP client behind would send it in upper case, with a body that no check has read."""
+    text = json.dumps(chat(image("http://10.0.0.1/a.png"))).encode()
+    head = f"post {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as client:
+        client.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(text) + text)
+        assert client.recv(64).startswith(b"HTTP/1.1 400 ")
+    assert all(not each.got for each in replicas.all)
+
+
+def test_form_is_no_json_whatever_its_boundary(server: Server, replicas: Replicas) -> None:
+    kind = "multipart/form-data; boundary=aJSONb"
+    form = b'--aJSONb\r\nContent-Disposition: form-data; name="a"\r\n\r\n{\r\n--aJSONb--\r\n'
+    where = f"{server.url}/v1/audio/transcriptions"
+    answer = plain_http.post(where, content=form, headers={"content-type": kind}, timeout=60)
+    (got,) = [got for each in replicas.all for got in each.got]
+    assert got.body == form
+    assert answer.status_code == 500  # the stand-in reads JSON
 
 
 def test_stored_files_reach_the_engine_as_bytes(server: Server, replicas: Replicas) -> None:

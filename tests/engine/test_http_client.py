@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from afferent.engines.http_upstream import client as client_module
+from afferent.engines.http_upstream import placement as placement_module
 from afferent.engines.http_upstream import server as server_module
 from afferent.engines.http_upstream.client import EJECTIONS, RETRIES, HttpClient
 from afferent.engines.http_upstream.server import trust_of
@@ -293,6 +294,77 @@ def test_request_to_frozen_server_goes_to_another(replicas: Replicas) -> None:
         status, text = await asyncio.wait_for(waiting, 30)
         assert status == 200
         assert bad.name.encode() not in text
+
+    run(replicas, life)
+
+
+def test_request_to_server_that_another_request_found_gone_goes_to_another(
+    replicas: Replicas,
+) -> None:
+    """The next health check found no change, so that the waiting request was not told."""
+
+    async def life(client: HttpClient) -> None:
+        bad = await favourite(client, replicas)
+        replicas.hold(is_held=True, replicas=[bad])
+        waiting = asyncio.create_task(asked(client, request()))
+        await until(lambda: bad.num_running == 1)
+        bad.health = 503
+        (server,) = [each for each in client._servers.values() if each.base == bad.url]
+        server.replica.is_ready = False  # as after a connection that was refused
+        status, text = await asyncio.wait_for(waiting, 30)
+        assert status == 200
+        assert bad.name.encode() not in text
+
+    run(replicas, life)
+
+
+def test_requests_that_fail_together_share_one_budget_of_retries(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def life(client: HttpClient) -> None:
+        client._budget.left = 2
+        monkeypatch.setattr(placement_module, "_RETRIES_A_REQUEST", 0)
+        bad = await favourite(client, replicas)
+        replicas.hold(is_held=True, replicas=[bad])
+        waiting = [asyncio.create_task(asked(client, request())) for _ in range(6)]
+        await until(lambda: bad.num_running == 6)
+        bad.health = 503
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        failed = [each for each in found if isinstance(each, EngineUnavailable)]
+        assert len(failed) == 4
+        assert client._budget.left == 0
+        assert RETRIES.labels().values == [2.0]
+
+    run(replicas, life)
+
+
+def test_field_of_a_client_that_an_answer_repeats_fits(replicas: Replicas) -> None:
+    async def life(client: HttpClient) -> None:
+        bad = await favourite(client, replicas)
+        bad.fields = {"x-request-id": "a" * 60_000}
+        assert (await asked(client, request()))[0] == 200
+        assert len(bad.got) == 1
+
+    run(replicas, life)
+
+
+def test_answer_that_can_not_be_read_is_not_asked_again(replicas: Replicas) -> None:
+    async def life(client: HttpClient) -> None:
+        bad = await favourite(client, replicas)
+        bad.fields = {"x-request-id": "a" * 100_000}
+        with pytest.raises(EngineUnavailable):
+            await asked(client, request())
+        assert sum(len(each.got) for each in replicas.all) == 1
+
+    run(replicas, life)
+
+
+@pytest.mark.parametrize("value", ["café".encode(), b"caf\xe9"])
+def test_header_that_is_not_ascii_arrives(replicas: Replicas, value: bytes) -> None:
+    async def life(client: HttpClient) -> None:
+        sent = replace(request(), headers=[*request().headers, (b"x-title", value)])
+        assert (await asked(client, sent))[0] == 200
+        assert first_of(replicas).got[0].headers["x-title"] == "café"
 
     run(replicas, life)
 

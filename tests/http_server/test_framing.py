@@ -13,7 +13,7 @@ import httptools
 import pytest
 
 from afferent.proxy.http_server.connection import HttpConnection
-from afferent.proxy.http_server.head import MAX_HEAD_NBYTES, Head, parse_head
+from afferent.proxy.http_server.head import MAX_HEAD_NBYTES, BadRequest, Head, parse_head
 from afferent.proxy.http_server.shared import ConnectionLimits, Shared
 from tests.callbacks import measured
 from tests.http_server.framing_cases import ACCEPTED, CASES, REFUSED, Case
@@ -318,6 +318,13 @@ def test_head_is_parsed() -> None:
         expects_continue=False,
         is_websocket=False,
     )
+
+
+@pytest.mark.parametrize("method", ["post", "Post", "head", "TRACE", "CONNECT"])
+def test_method_that_others_could_read_as_another_is_refused(method: str) -> None:
+    """`aiohttp` sends ``post`` as ``POST``; the rules for bodies compare with ``POST``."""
+    with pytest.raises(BadRequest, match="method"):
+        parse_head(f"{method} /a HTTP/1.1\r\nHost: a".encode())
 
 
 def test_head_in_small_pieces_is_searched_once() -> None:

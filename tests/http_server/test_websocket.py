@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from websockets.frames import Frame, Opcode
 
+from afferent.proxy.http_server import websocket as websocket_module
 from afferent.proxy.http_server.server import HttpServer
 from afferent.proxy.http_server.shared import ConnectionLimits
+from afferent.proxy.http_server.timer import Timer
 from afferent.types import MiB
 from tests.http_server.test_framing import Wire, connected
 
@@ -119,6 +121,75 @@ def test_reading_pauses_while_nothing_can_be_written() -> None:
         websocket.resume_writing()
         assert not wire.is_paused
         websocket.connection_lost(None)
+        await run_tasks()
+
+    asyncio.run(main())
+
+
+def test_reading_pauses_while_a_longest_message_waits() -> None:
+    async def main() -> None:
+        app = Echo()
+        app.may_accept.set()
+        wire = await open_wire(app)
+        websocket = wire.protocol
+        await run_tasks()  # the application waits for a message
+        half = frame(Opcode.TEXT, b"a" * (9 * MiB))
+        websocket.data_received(half)
+        assert not wire.is_paused
+        websocket.data_received(half)
+        assert wire.is_paused
+        await run_tasks()  # it has received both
+        assert not wire.is_paused
+        websocket.connection_lost(None)
+        await run_tasks()
+
+    asyncio.run(main())
+
+
+def test_application_that_waits_for_another_is_cancelled_when_its_client_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(websocket_module, "_LEAVE_TIMEOUT_S", 0.01)
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            begun.set()
+            await asyncio.sleep(3600)
+        finally:
+            ended.set()
+
+    async def main() -> None:
+        wire = await open_wire(app)
+        await begun.wait()
+        wire.protocol.connection_lost(None)
+        await asyncio.wait_for(ended.wait(), 30)
+
+    asyncio.run(main())
+
+
+def test_client_that_pings_after_the_close_gets_no_further_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starts: list[float] = []
+    start = Timer.start
+
+    def counted(self: Timer, timeout_s: float, call: Callable[[], object]) -> None:
+        starts.append(timeout_s)
+        start(self, timeout_s, call)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        await send({"type": "websocket.close"})
+
+    async def main() -> None:
+        wire = await open_wire(app)
+        monkeypatch.setattr(Timer, "start", counted)
+        for _ in range(3):
+            wire.protocol.data_received(PING)
+        assert starts == []
+        wire.protocol.connection_lost(None)
         await run_tasks()
 
     asyncio.run(main())

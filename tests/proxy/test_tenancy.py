@@ -20,6 +20,9 @@ _JSON = st.recursive(
     max_leaves=8,
 )
 APART, ALONE = (Tenancy(has_tenants=has, secret=b"secret") for has in (True, False))
+ANY, ANY_ALONE = (
+    Tenancy(has_tenants=has, secret=b"secret", is_any_server=True) for has in (True, False)
+)
 
 
 def written(
@@ -234,6 +237,34 @@ def test_unknown_endpoints_take_no_json_with_tenants(path: str) -> None:
 @pytest.mark.parametrize("path", sorted((TABLE.keys() | SALTED) - UNSALTED.keys()))
 def test_every_endpoint_with_media_or_salt_passes(path: str) -> None:
     APART.check_path(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/v1/files", "/v1/files/file-1/content", "/v1/batches", "/v1/conversations/conv_1"),
+        *("/v1/chat/completions", "/v1/chat/completions/id", "/v1/vector_stores", "/v1/new"),
+        *("/v1/models/../files", "/v1/responses", "/V1/Files"),
+    ],
+)
+def test_what_any_server_may_store_is_refused_for_tenants(path: str) -> None:
+    """Its lists and contents are those of all tenants: the server knows one key only."""
+    with pytest.raises(UnsupportedParameter, match="keep tenants apart"):
+        ANY.check_path(path)
+    ANY_ALONE.check_path(path)
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/v1/models/a/b", "/v1/audio/transcriptions", "/health", "/"]
+)
+def test_what_any_server_has_for_all_passes(path: str) -> None:
+    ANY.check_path(path)
+
+
+def test_any_server_gets_json_at_known_endpoints() -> None:
+    ANY.check_path("/v1/chat/completions", has_json=True)
+    with pytest.raises(UnsupportedParameter, match="keep tenants apart"):
+        ANY.check_path("/v1/batches", has_json=True)
 
 
 @pytest.mark.parametrize("path", sorted(UNSALTED))

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from afferent.runtime.tasks import in_thread, open_in_thread
+from afferent.runtime.tasks import in_pool, in_thread, open_in_thread
 
 
 def test_what_a_thread_returns_and_raises() -> None:
@@ -43,6 +43,31 @@ def test_a_thread_is_over_when_its_cancellation_comes_through(fails: bool) -> No
         assert is_over
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_pool_makes_for_nobody_is_undone(fails: bool) -> None:
+    begun, go_on, undone = threading.Event(), threading.Event(), list[int]()
+
+    def work() -> int:
+        begun.set()
+        assert go_on.wait(60)
+        return 7 // (0 if fails else 1)
+
+    async def main() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            task = asyncio.create_task(in_pool(pool, work, undone.append))
+            await asyncio.to_thread(begun.wait, 60)
+            task.cancel()
+            await asyncio.sleep(0)
+            go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert undone == ([] if fails else [7])
+            assert await in_pool(pool, lambda: 8, undone.append) == 8
+
+    asyncio.run(main())
+    assert undone == ([] if fails else [7])
 
 
 def test_what_a_thread_opens_is_its_callers() -> None:

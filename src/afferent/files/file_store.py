@@ -98,9 +98,13 @@ class FileStore:
         self._backend, self.limits, self._now_ns = backend, limits, now_ns
         self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="files")
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """Run ``work`` in a thread of the store; a cancelled call waits for its end."""
-        return await in_pool(self._pool, work)
+    async def run(self, work: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+        """Run ``work`` in a thread of the store; a cancelled call waits for its end.
+
+        Args:
+            undo: Called with a result that a cancelled call does not return.
+        """
+        return await in_pool(self._pool, work, undo)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False)

@@ -164,11 +164,12 @@ class Passage:
         exchange.load = await self._load.look(exchange.scope["headers"])
         trace.media = "none"
         _check_target(exchange.scope)
-        self._tenancy.check_path(path_of(request), has_json=_is_json(request))
+        has_json = self._has_json(request)
+        self._tenancy.check_path(path_of(request), has_json=has_json)
         if not self._upstream.is_ready:
             raise EngineUnavailable("the engine is not ready; try again")
         body: bytes | RepeatableBody | AsyncIterator[bytes] = b""
-        if _is_json(request):
+        if has_json:
             exchange.stream = self._stream_of(exchange)
             body = await self._refer(exchange)
             if exchange.begun is None:
@@ -196,6 +197,17 @@ class Passage:
             if exchange.failure is not None:
                 raise exchange.failure from None
             raise
+
+    def _has_json(self, request: Request) -> bool:
+        """Whether its body may contain media as JSON.
+
+        vLLM takes no JSON with another media type; other servers read it where they expect it.
+        """
+        if request.method not in ("POST", "PUT", "PATCH"):
+            return False
+        kind = request.headers.get("content-type", "").partition(";")[0]
+        is_expected = self._inline is not None and media_locations.paths_at(path_of(request))
+        return "json" in kind.lower() or not kind.strip() or bool(is_expected)
 
     def _request_of(self, exchange: _Exchange) -> UpstreamRequest:
         """Return the request as it is passed on now, without its body."""
@@ -403,14 +415,6 @@ def _check_target(scope: Scope) -> None:
     """
     if _CONTROL.search(scope["path"]) or "#" in target_of(scope):
         raise InvalidRequest("the path has characters that no endpoint has")
-
-
-def _is_json(request: Request) -> bool:
-    """Whether its body may contain media as JSON."""
-    if request.method not in ("POST", "PUT", "PATCH"):
-        return False
-    kind = request.headers.get("content-type", "")
-    return "json" in kind.lower() or not kind
 
 
 def _check_media(sources: Collection[object], body: ReceivedBody) -> None:

@@ -154,7 +154,8 @@ class FileApi:
         """Return the bytes of a stored file."""
         id = call.id("file_id")
         await self._store.run(partial(self._store.get, call.tenant, id))
-        file = await self._store.run(partial(self._store.open, call.tenant, id))
+        open_file = partial(self._store.open, call.tenant, id)
+        file = await self._store.run(open_file, undo=OpenedFile.close)
         headers = {
             **id_headers(call.own.id),
             "content-length": str(file.nbytes),

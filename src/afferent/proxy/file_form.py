@@ -112,7 +112,7 @@ class FormReader:
         if announced is not None and announced > most + _MAX_FIELDS_NBYTES:
             raise BodyTooLarge(f"the file has more than {most} bytes (--files-max-nbytes)")
         begin = partial(self._store.begin, tenant, announced_nbytes=announced)
-        incoming = await self._store.run(begin)
+        incoming = await self._store.run(begin, undo=Incoming.abort)
         try:
             await self._receive(incoming)
         except BaseException:

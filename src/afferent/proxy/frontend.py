@@ -287,7 +287,12 @@ def _in_front(upstream: Upstream, base: Parts) -> Made:
     accepted = Accepted.ALL if upstream.takes_any_file else Accepted.KNOWN
     has_embeddings = bool(config.tier) and config.shares[ObjectKind.EMBEDDINGS] > 0
     secret, has_tenants = config.fleet_secret.encode() or upstream.salt_key, base.access.has_tenants
-    tenancy = Tenancy(has_tenants=has_tenants, secret=secret, has_salt=upstream.takes_salt)
+    tenancy = Tenancy(
+        has_tenants=has_tenants,
+        secret=secret,
+        has_salt=upstream.takes_salt,
+        is_any_server=not upstream.reads_arena,
+    )
     if has_tenants and upstream.name_of is not None:
         raise ConfigError(
             "with tenants, items must be named by Afferent, so that tenants share no results: "

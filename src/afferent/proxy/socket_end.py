@@ -9,6 +9,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from afferent.errors import AfferentError
 from afferent.proxy.dialects import ErrorFormat
+from afferent.proxy.http_server.exchange import ClientGone
 from afferent.proxy.request_scope import RequestScope
 from afferent.proxy.responses import refusal
 
@@ -28,7 +29,7 @@ async def ending(
     """
     try:
         yield
-    except WebSocketDisconnect:
+    except (WebSocketDisconnect, ClientGone):
         own.leave()
     except Exception as error:
         failure = own.fail(error)

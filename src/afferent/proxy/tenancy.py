@@ -43,9 +43,18 @@ MEMORYLESS: Final = frozenset(
     }
 )
 """Paths whose requests use no prefix cache, and store nothing."""
+_FOR_ALL: Final = frozenset(
+    {"/", "/health", "/ping", "/version", "/load", "/models", "/v1/models", *MEMORYLESS}
+)
+"""Paths at which any server has the same answer for all tenants, or stores nothing."""
+_A_MODEL: Final = "/v1/models/"
 _STORED: Final = re.compile(rf"{RESPONSES}/(?!render\Z).+", re.DOTALL)
 _APART: Final = (
     "a stored response can't be had where tenants are configured: send the conversation in input"
+)
+_NOT_APART: Final = (
+    "the endpoint {!r} is not known to keep tenants apart, so that it is refused where tenants are "
+    "configured"
 )
 _TAG: Final = b"afferent/tenant/v2"
 
@@ -66,7 +75,14 @@ class Tenancy:
     by how fast they are answered.
     """
 
-    def __init__(self, *, has_tenants: bool, secret: bytes, has_salt: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        has_tenants: bool,
+        secret: bytes,
+        has_salt: bool = True,
+        is_any_server: bool = False,
+    ) -> None:
         """
         Args:
             has_tenants: Whether tenants are configured. Then requests with the key of no tenant are
@@ -75,8 +91,11 @@ class Tenancy:
                 cache, and only its stored responses are kept apart.
             secret: Key of salts: the same in all servers whose upstreams share caches,
                 and unknown to clients.
+            is_any_server: Whether the upstream may store files, batches or conversations at paths
+                of its own, as vLLM does not.
         """
         self.has_tenants, self._secret, self._has_salt = has_tenants, secret, has_salt
+        self._is_any_server = is_any_server
 
     def check_path(self, path: str, *, has_json: bool = False) -> None:
         """Refuse endpoints that can't be kept apart, and other spellings of endpoints that are.
@@ -91,13 +110,18 @@ class Tenancy:
 
         Raises:
             ResponseNotFound: The path is that of a stored response, of whichever tenant.
-            UnsupportedParameter: The upstream takes no salt there.
+            UnsupportedParameter: The upstream takes no salt there, or may store something.
             InvalidRequest: It is another spelling of such a path, or of one whose requests get a
                 salt.
         """
-        if not self.has_tenants or path in SALTED:
+        if not self.has_tenants:
             return
         plain = _plain(path)
+        is_for_all = plain in _FOR_ALL or plain.startswith(_A_MODEL)
+        if self._is_any_server and not has_json and not is_for_all:
+            raise UnsupportedParameter(_NOT_APART.format(path[:100]))
+        if path in SALTED:
+            return
         if _STORED.fullmatch(plain):
             raise ResponseNotFound(_APART)
         if plain.endswith(tuple(SALTED)) or f"{RESPONSES}/" in plain:
@@ -112,10 +136,7 @@ class Tenancy:
                     f"prefix cache: use {instead}"
                 )
         if has_json and plain not in MEMORYLESS:
-            raise UnsupportedParameter(
-                f"the endpoint {path[:100]!r} is not known to keep tenants apart, so that it is "
-                "refused where tenants are configured"
-            )
+            raise UnsupportedParameter(_NOT_APART.format(path[:100]))
 
     def writes(self, path: str, *, has_media: bool) -> bool:
         """Whether `write` changes bodies."""

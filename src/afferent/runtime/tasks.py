@@ -23,9 +23,22 @@ async def in_thread(work: Callable[P, Result], *args: P.args, **kwargs: P.kwargs
     return await _ended(asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs)))
 
 
-async def in_pool(pool: Executor, work: Callable[[], Result]) -> Result:
-    """Run ``work`` in a thread of ``pool``; all else is as for `in_thread`."""
-    return await _ended(asyncio.get_running_loop().run_in_executor(pool, work))
+async def in_pool(
+    pool: Executor, work: Callable[[], Result], undo: Callable[[Result], object] | None = None
+) -> Result:
+    """Run ``work`` in a thread of ``pool``; all else is as for `in_thread`.
+
+    Args:
+        undo: Called, in the pool, with a result that a cancelled call does not return.
+    """
+    loop = asyncio.get_running_loop()
+    running = loop.run_in_executor(pool, work)
+    try:
+        return await _ended(running)
+    except asyncio.CancelledError:
+        if undo is not None and not running.cancelled() and running.exception() is None:
+            await _until_done(loop.run_in_executor(pool, undo, running.result()))
+        raise
 
 
 async def _ended(running: asyncio.Future[Result]) -> Result:
@@ -33,12 +46,17 @@ async def _ended(running: asyncio.Future[Result]) -> Result:
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
-        while not running.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([running])
-        if not running.cancelled():
-            running.exception()  # marks the exception as retrieved
+        await _until_done(running)
         raise
+
+
+async def _until_done(running: asyncio.Future[Any]) -> None:
+    """Wait for the end of a call, also if cancelled meanwhile."""
+    while not running.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([running])
+    if not running.cancelled():
+        running.exception()  # marks the exception as retrieved
 
 
 async def open_in_thread(open_: Callable[[], Result], close: Callable[[Result], object]) -> Result:

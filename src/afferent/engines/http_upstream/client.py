@@ -80,6 +80,8 @@ _KEYS = frozenset({b"authorization", b"x-api-key"})
 _OF_SOCKETS = b"sec-websocket-"
 """Prefix of further headers about one connection."""
 _MAX_MESSAGE_NBYTES = 16 << 20
+_OPEN_TIMEOUT_S = 30.0
+"""Longest handshake of a WebSocket."""
 _SENDABLE_CODES = {None: 1000, 1005: 1000, 1006: 1013}
 """Close codes to forward instead of those that only report a missing code: normal end; try again
 later.
@@ -385,19 +387,19 @@ class HttpClient:
                     answer = await self._attempt(
                         server, request, spot, attempt, may_retry=may_retry, begun=begun
                     )
-                except EngineUnavailable:
+                except EngineUnavailable as error:
                     self._note(server, has_failed=True)
-                    if not may_retry:
+                    has_begun = isinstance(error.__cause__, aiohttp.ClientResponseError)
+                    if has_begun or not may_retry or not self._budget.spend():
                         raise
                 else:
                     self._note(server, has_failed=answer.status in _FAILURES)
-                    if not may_retry or answer.status not in _AGAIN:
+                    if not may_retry or answer.status not in _AGAIN or not self._budget.spend():
                         stack.push_async_exit(attempt.pop_all())
                         self._prefixes.note(spot.blocks, server.replica.name)
                         return answer
             begun = None
             RETRIES.labels().inc()
-            self._budget.spend()
 
     async def _attempt(
         self,
@@ -491,12 +493,13 @@ class HttpClient:
         with self._at_work(server):
             with self._reaching(server):
                 try:
-                    socket = await server.session.ws_connect(
-                        URL(server.base + request.target, encoded=True),
-                        headers=self._headers(request, server, spot),
-                        protocols=subprotocols,
-                        max_msg_size=_MAX_MESSAGE_NBYTES,
-                    )
+                    async with asyncio.timeout(_OPEN_TIMEOUT_S):
+                        socket = await server.session.ws_connect(
+                            URL(server.base + request.target, encoded=True),
+                            headers=self._headers(request, server, spot),
+                            protocols=subprotocols,
+                            max_msg_size=_MAX_MESSAGE_NBYTES,
+                        )
                 except aiohttp.WSServerHandshakeError as error:
                     raise InvalidRequest(
                         f"{self._title} takes no WebSocket there: it answers with status "
@@ -669,7 +672,7 @@ class HttpClient:
     def _headers(self, request: UpstreamRequest, server: Server, spot: _Spot) -> CIMultiDict[str]:
         key = server.address.api_key
         kept = [
-            (name.decode("latin-1"), value.decode("latin-1"))
+            (name.decode("latin-1"), _text(value))
             for name, value in request.headers
             if (lower := name.lower()) not in _CONNECTIONS
             and not lower.startswith(_OF_SOCKETS)
@@ -683,6 +686,14 @@ class HttpClient:
         if not isinstance(request.body, bytes) and isinstance(request.body, RepeatableBody):
             kept.append(("content-length", str(request.body.nbytes)))
         return CIMultiDict(kept)
+
+
+def _text(value: bytes) -> str:
+    """Return a header's value as the client library takes it, which encodes it in UTF-8."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 class HttpSocket:

@@ -198,9 +198,11 @@ class RetryBudget:
         """Note a request of a client."""
         self.left = min(self.left + _RETRIES_A_REQUEST, _MOST_RETRIES)
 
-    def spend(self) -> None:
-        """Note a retry, which was allowed."""
-        self.left -= 1
+    def spend(self) -> bool:
+        """Note a retry; return whether it is allowed."""
+        is_allowed = self.has_any
+        self.left -= is_allowed
+        return is_allowed
 
 
 def rank(key: bytes, name: str) -> bytes:

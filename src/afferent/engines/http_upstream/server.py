@@ -30,7 +30,11 @@ _CONNECT_TIMEOUT_S = 5.0
 _WELL_TIMEOUT_S = 2.0
 _KEEP_ALIVE_S = 3.0
 """Less than a usual server's (vLLM's: 5), which would close it while a request is in transit."""
+_KEEP_ALIVE_PROBES = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}
+"""Seconds without traffic, seconds between probes, and number of unanswered probes."""
 _READ_NBYTES = 1 << 18
+_MOST_FIELD_NBYTES = 64 << 10
+_MOST_FIELDS = 512
 _FAILURES = 500
 
 
@@ -81,7 +85,18 @@ def _connector(address: Address, trust: ssl.SSLContext | None) -> aiohttp.BaseCo
         keepalive_timeout=_KEEP_ALIVE_S,
         ssl=pin or trust or True,
         resolver=_OneAddress(address.ip) if address.ip else None,
+        socket_factory=_socket,
     )
+
+
+def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """Return a socket whose connection ends a minute after its host has vanished."""
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEP_ALIVE_PROBES.items():
+        made.setsockopt(socket.IPPROTO_TCP, option, value)
+    return made
 
 
 class Server:
@@ -122,8 +137,12 @@ class Server:
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S),
             read_bufsize=_READ_NBYTES,
+            # An upstream may repeat a field of the client in its answer.
+            max_line_size=_MOST_FIELD_NBYTES,
+            max_field_size=_MOST_FIELD_NBYTES,
+            max_headers=_MOST_FIELDS,
         )
-        self._num_unanswered = 0
+        self._num_unanswered, self._was_ready = 0, False
         self._waiting: set[asyncio.Timeout] = set()
 
     async def look(self, title: str) -> bool:
@@ -132,7 +151,7 @@ class Server:
         Args:
             title: Name of the upstream in messages.
         """
-        was_ready = is_ready = self.replica.is_ready
+        is_ready = self.replica.is_ready
         timeout = aiohttp.ClientTimeout(total=_LOOK_TIMEOUT_S)
         try:
             async with self._get("/health", timeout) as answer:
@@ -143,11 +162,13 @@ class Server:
             is_ready = is_ready and self._num_unanswered < _MOST_UNANSWERED
         except (aiohttp.ClientError, OSError, RuntimeError):  # or out of threads, for a moment
             is_ready = False
-        if was_ready and not is_ready:
-            log.warning("%s is gone", title, extra={"url": self.address.name})
+        if not is_ready:  # also if a request has found it first
             self._give_up()
-        elif is_ready and not was_ready:
+        if self._was_ready and not is_ready:
+            log.warning("%s is gone", title, extra={"url": self.address.name})
+        elif is_ready and not self._was_ready:
             log.info("%s answers", title, extra={"url": self.address.name})
+        self._was_ready = is_ready
         return is_ready
 
     async def is_well(self) -> bool:

@@ -22,6 +22,8 @@ _REQUEST_LINE: Final = re.compile(rb"(%b{1,32}) ([!\"$-~]+) HTTP/1\.([01])" % _T
 _FIELD: Final = re.compile(rb"(%b{1,256}):[ \t]*([\t -~\x80-\xff]*)" % _TOKEN)
 _ABSOLUTE: Final = re.compile(rb"(?i:http)://([^/?]+)(.*)")
 _HOST: Final = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+;=%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?")
+_REFLECTING: Final = frozenset((b"CONNECT", b"TRACE"))
+"""Methods that are refused: an upstream's answer to ``TRACE`` would contain its key."""
 _LENGTH: Final = re.compile(rb"[0-9]{1,18}")
 _CONTROL: Final = re.compile(rb"%(?:[01][0-9A-Fa-f]|7[Ff]|[Cc]2%[89][0-9A-Fa-f])")
 """Control characters in a path, encoded. A router whose patterns end in ``$`` drops a last LF."""
@@ -86,6 +88,9 @@ def parse_head(data: bytes, *, single: Collection[bytes] = ()) -> Head:
     first, *lines = data.split(b"\r\n")
     if (request := _REQUEST_LINE.fullmatch(first)) is None:
         raise BadRequest("this is not an HTTP/1.1 request line")
+    if request[1] in _REFLECTING or request[1] != request[1].upper():
+        # Upstreams and their clients may take `post` for `POST`; rules for bodies would not.
+        raise BadRequest("the server does not take this method")
     if len(lines) > MAX_FIELDS:
         raise BadRequest(f"the head has more than {MAX_FIELDS} fields", status=431)
     fields = [_field(line) for line in lines]

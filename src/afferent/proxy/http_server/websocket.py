@@ -26,10 +26,13 @@ log = logging.getLogger(__name__)
 
 _MAX_MESSAGE_NBYTES: Final = 16 * MiB
 _MAX_WAITING: Final = 16
-"""Most messages that the application has not received; beyond, reading pauses."""
+"""Most messages that the application has not received; beyond, or beyond the bytes of a longest
+message, reading pauses."""
 _PING_S: Final = 20.0
 """Proxies end connections that are silent for a minute."""
 _CLOSE_TIMEOUT_S: Final = 10.0
+_LEAVE_TIMEOUT_S: Final = 10.0
+"""Time for the application to notice that its client has left, before it is cancelled."""
 _NO_CODE, _ABNORMAL, _RESTART = 1005, 1006, 1012
 
 
@@ -53,10 +56,12 @@ class WebSocketConnection(ReadingProtocol):
         self._denial: Message | None = None
         self._fragments: list[bytes] = []
         self._opcode = Opcode.TEXT
-        self._events: deque[Message] = deque([{"type": "websocket.connect"}])
+        self._events: deque[tuple[Message, int]] = deque([({"type": "websocket.connect"}, 0)])
         self._arrived = asyncio.Event()
         self._early = b""  # frames that came before the WebSocket was open
-        self._is_gone = self._is_over = self._is_write_paused = False
+        self._waiting_nbytes = 0
+        self._is_gone = self._is_over = self._is_write_paused = self._is_closing = False
+        self._task: asyncio.Task[None] | None = None
 
     def start(self, data: bytes) -> None:
         """Answer the handshake.
@@ -77,7 +82,8 @@ class WebSocketConnection(ReadingProtocol):
         self._scope["subprotocols"] = _subprotocols(self._scope["headers"])
         self._scope["extensions"] = {"websocket.http.response": {}}
         self._scope["scheme"], self._scope["state"] = "ws", {}
-        self._shared.run(asyncio.get_running_loop().create_task(self._run()))
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._shared.run(self._task)
 
     # The connection
 
@@ -107,6 +113,9 @@ class WebSocketConnection(ReadingProtocol):
         self._flow.end()
         self._end(_ABNORMAL, "")
         self._shared.leave(self)
+        if self._task is not None and not self._task.done():
+            self._timer.start(_LEAVE_TIMEOUT_S, self._task.cancel)
+            self._task.add_done_callback(lambda _: self._timer.stop())
 
     def pause_writing(self) -> None:
         self._is_write_paused = True
@@ -121,8 +130,13 @@ class WebSocketConnection(ReadingProtocol):
     def _resume_reading(self) -> None:
         """Resume reading, if there is space for further messages and for the answers to them."""
         is_connecting = self._protocol.state is State.CONNECTING
-        if not (is_connecting or self._is_write_paused or len(self._events) > _MAX_WAITING):
+        if not (is_connecting or self._is_write_paused or self._is_full):
             self._flow.resume_reading()
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether the application has to receive messages before further ones are read."""
+        return len(self._events) > _MAX_WAITING or self._waiting_nbytes > _MAX_MESSAGE_NBYTES
 
     def shut_down(self) -> None:
         """Notify the client that the server restarts."""
@@ -138,7 +152,7 @@ class WebSocketConnection(ReadingProtocol):
         for event in events:
             if isinstance(event, Frame):
                 self._take_frame(event)
-        if len(self._events) > _MAX_WAITING:
+        if self._is_full:
             self._flow.pause_reading()
 
     def _take_frame(self, frame: Frame) -> None:
@@ -158,15 +172,16 @@ class WebSocketConnection(ReadingProtocol):
         data = b"".join(self._fragments)
         self._fragments = []
         if self._opcode is Opcode.BINARY:
-            self._add({"type": "websocket.receive", "bytes": data})
+            self._add({"type": "websocket.receive", "bytes": data}, len(data))
             return
         try:
-            self._add({"type": "websocket.receive", "text": data.decode()})
+            self._add({"type": "websocket.receive", "text": data.decode()}, len(data))
         except UnicodeDecodeError:
             self._protocol.fail(1007, "the text is not UTF-8")
 
-    def _add(self, event: Message) -> None:
-        self._events.append(event)
+    def _add(self, event: Message, nbytes: int = 0) -> None:
+        self._events.append((event, nbytes))
+        self._waiting_nbytes += nbytes
         self._arrived.set()
 
     def _end(self, code: int, reason: str) -> None:
@@ -183,7 +198,8 @@ class WebSocketConnection(ReadingProtocol):
                 self._transport.write(data)
             elif self._transport.can_write_eof():
                 self._transport.write_eof()
-        if self._protocol.close_expected():
+        if self._protocol.close_expected() and not self._is_closing:
+            self._is_closing = True  # further frames of the client give it no further time
             self._timer.start(_CLOSE_TIMEOUT_S, self._transport.abort)
         if self._protocol.state is State.CLOSED:
             self._transport.close()
@@ -220,7 +236,9 @@ class WebSocketConnection(ReadingProtocol):
             self._arrived.clear()
             self._resume_reading()
             await self._arrived.wait()
-        return self._events.popleft()
+        event, nbytes = self._events.popleft()
+        self._waiting_nbytes -= nbytes
+        return event
 
     async def _send(self, message: Message) -> None:
         if self._is_gone or self._protocol.state in (State.CLOSING, State.CLOSED):
