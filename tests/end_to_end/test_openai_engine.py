@@ -306,14 +306,29 @@ def test_other_endpoints_are_passed_on(server: Server, replicas: Replicas) -> No
     assert server.get("/health").json() == {"status": "ok"}
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "a; json"])
-def test_media_are_checked_whatever_the_body_is_called(
-    server: Server, replicas: Replicas, kind: str
+JSON = "application/json"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "kind"),
+    [
+        *(("POST", CHAT, "text/plain"), ("POST", CHAT, "application/x-www-form-urlencoded")),
+        *(("POST", CHAT, "a; json"), ("GET", CHAT, JSON), ("QUERY", CHAT, JSON)),
+        *(("POST", "/chat/completions", JSON), ("POST", f"{CHAT}/", JSON)),
+        *(("POST", f"/openai{CHAT}", JSON), ("POST", "/v1/../v1//messages", JSON)),
+    ],
+)
+def test_media_are_checked_whatever_the_request_is_called(
+    server: Server, replicas: Replicas, method: str, path: str, kind: str
 ) -> None:
-    """Some servers read JSON from any body; they would fetch this URL themselves."""
-    text = json.dumps(chat(image("http://10.0.0.1/a.png")))
-    where = f"{server.url}{CHAT}"
-    answer = plain_http.post(where, content=text, headers={"content-type": kind}, timeout=60)
+    """Some servers read JSON from such requests; they would fetch this URL themselves."""
+    picture: dict[str, Any] = image("http://10.0.0.1/a.png")
+    if path.endswith("messages"):
+        picture = {"type": "image", "source": {"type": "url", "url": "http://10.0.0.1/a.png"}}
+    text = json.dumps(chat(picture))
+    where, headers = f"{server.url}{path}", {"content-type": kind}
+    with plain_http.Client(timeout=60) as client:
+        answer = client.request(method, where, content=text, headers=headers)
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "forbidden_url"
     assert all(not each.got for each in replicas.all)

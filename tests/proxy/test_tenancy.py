@@ -255,16 +255,30 @@ def test_what_any_server_may_store_is_refused_for_tenants(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/models", "/v1/models/a/b", "/v1/audio/transcriptions", "/health", "/"]
+    ("method", "path"),
+    [
+        *(("GET", "/v1/models"), ("HEAD", "/v1/models/a/b"), ("GET", "/health"), ("GET", "/")),
+        ("POST", "/v1/audio/transcriptions"),
+    ],
 )
-def test_what_any_server_has_for_all_passes(path: str) -> None:
-    ANY.check_path(path)
+def test_what_any_server_has_for_all_passes(method: str, path: str) -> None:
+    ANY.check_path(path, method=method)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("DELETE", "/v1/models/a"), ("POST", "/v1/models"), ("GET", "/v1/audio/transcriptions")],
+)
+def test_what_changes_any_server_is_refused_for_tenants(method: str, path: str) -> None:
+    with pytest.raises(UnsupportedParameter, match="keep tenants apart"):
+        ANY.check_path(path, method=method)
+    ANY_ALONE.check_path(path, method=method)
 
 
 def test_any_server_gets_json_at_known_endpoints() -> None:
-    ANY.check_path("/v1/chat/completions", has_json=True)
+    ANY.check_path("/v1/chat/completions", method="POST", has_json=True)
     with pytest.raises(UnsupportedParameter, match="keep tenants apart"):
-        ANY.check_path("/v1/batches", has_json=True)
+        ANY.check_path("/v1/batches", method="POST", has_json=True)
 
 
 @pytest.mark.parametrize("path", sorted(UNSALTED))

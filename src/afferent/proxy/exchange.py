@@ -41,7 +41,7 @@ from afferent.proxy.reference_stage import Referenced, ReferenceStage
 from afferent.proxy.request_scope import RequestScope, RequestScopes
 from afferent.proxy.responses import path_of, refusal
 from afferent.proxy.shown_documents import documents_in, show
-from afferent.proxy.tenancy import Tenancy
+from afferent.proxy.tenancy import SALTED, Tenancy
 from afferent.proxy.upstream_answers import without_references
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.trace import Trace
@@ -57,6 +57,8 @@ _PRELUDE = re.compile(rb"event: response\.(?:created|in_progress)\n")
 _EVENT = re.compile(rb"(?m)^event: ")
 _FAILURE = re.compile(rb"(?m)^(?:data: \{\"error\"|event: (?:error|response\.failed)$)")
 """Event that ends a stream with an error of the upstream."""
+_WITH_JSON = media_locations.TABLE.keys() | SALTED
+"""Endpoints whose bodies are read as JSON, whatever they are called, before any server."""
 _CONTROL = re.compile(r"[\0-\x1f\x7f]")
 
 
@@ -165,7 +167,7 @@ class Passage:
         trace.media = "none"
         _check_target(exchange.scope)
         has_json = self._has_json(request)
-        self._tenancy.check_path(path_of(request), has_json=has_json)
+        self._tenancy.check_path(path_of(request), method=request.method, has_json=has_json)
         if not self._upstream.is_ready:
             raise EngineUnavailable("the engine is not ready; try again")
         body: bytes | RepeatableBody | AsyncIterator[bytes] = b""
@@ -174,7 +176,7 @@ class Passage:
             body = await self._refer(exchange)
             if exchange.begun is None:
                 exchange.end_stream()
-        elif "content-length" in request.headers or "transfer-encoding" in request.headers:
+        elif _has_body(request):
             trace.media = "unknown"
             body = self._streamed(exchange)
         trace.where = "engine"
@@ -201,13 +203,24 @@ class Passage:
     def _has_json(self, request: Request) -> bool:
         """Whether its body may contain media as JSON.
 
-        vLLM takes no JSON with another media type; other servers read it where they expect it.
+        vLLM takes no JSON with another method or media type; other servers may read it wherever
+        they expect it.
         """
+        if (
+            self._inline is not None
+            and self._place_of(request) in _WITH_JSON
+            and _has_body(request)
+        ):
+            return True
         if request.method not in ("POST", "PUT", "PATCH"):
             return False
         kind = request.headers.get("content-type", "").partition(";")[0]
-        is_expected = self._inline is not None and media_locations.paths_at(path_of(request))
-        return "json" in kind.lower() or not kind.strip() or bool(is_expected)
+        return "json" in kind.lower() or not kind.strip()
+
+    def _place_of(self, request: Request) -> str:
+        """Return the path at which its media are looked for."""
+        path = path_of(request)
+        return path if self._inline is None else media_locations.as_read_by_any_server(path)
 
     def _request_of(self, exchange: _Exchange) -> UpstreamRequest:
         """Return the request as it is passed on now, without its body."""
@@ -243,13 +256,14 @@ class Passage:
         upstream reads; unchanged without media.
         """
         trace, path, tenant = exchange.trace, path_of(exchange.request), exchange.share.tenant
+        place = self._place_of(exchange.request)
         trace.media = "unknown"
         start_ns = time.monotonic_ns()
         reader = BodyReader(
             *(self._store, self._gate, exchange.id),
             *(self._settings.limits_of(exchange.share), media_locations.MEDIA_KEYS),
             tenant=tenant,
-            paths=media_locations.paths_at(path),
+            paths=media_locations.paths_at(place),
             knows=partial(self._stage.knows, exchange.id, tenant) if self._inline is None else None,
             early=self._stage.early(exchange.share) if self._inline is None else None,
         )
@@ -265,7 +279,7 @@ class Passage:
         keeps_form = self._inline is not None
         stage = self._inline or self._stage
         document = media_locations.find(
-            *(body.json, path),
+            *(body.json, place),
             keeps_form=keeps_form,
             has_documents=stage.items.shows_documents,
             has_videos=self._upstream.takes_videos,
@@ -415,6 +429,10 @@ def _check_target(scope: Scope) -> None:
     """
     if _CONTROL.search(scope["path"]) or "#" in target_of(scope):
         raise InvalidRequest("the path has characters that no endpoint has")
+
+
+def _has_body(request: Request) -> bool:
+    return "content-length" in request.headers or "transfer-encoding" in request.headers
 
 
 def _check_media(sources: Collection[object], body: ReceivedBody) -> None:

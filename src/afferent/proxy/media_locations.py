@@ -37,6 +37,7 @@ from afferent.proxy.document_places import (
     image_source,
     video_place,
 )
+from afferent.proxy.tenancy import plain_path
 from afferent.types import Modality
 
 MEDIA_KEYS: Final = MediaKeys(
@@ -159,6 +160,17 @@ TABLE: Final[Mapping[str, Location]] = {
 """Media locations in the body of a request, by its path."""
 REPEATING: Final = frozenset({"/rerank", "/v1/rerank", "/v2/rerank"})
 """Endpoints whose answers repeat media of the request."""
+
+
+def as_read_by_any_server(path: str) -> str:
+    """Return the endpoint of `TABLE` that a server could take a path for, such as one without
+    ``/v1`` or with a slash at its end; the path itself if there is none.
+    """
+    if path in TABLE:
+        return path
+    plain = plain_path(path)
+    ends = [each for each in TABLE if plain.endswith((each, each.removeprefix("/v1")))]
+    return max(ends, key=len, default=path)
 
 
 def paths_at(path: str) -> frozenset[tuple[str, ...]]:

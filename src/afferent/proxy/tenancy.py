@@ -43,10 +43,8 @@ MEMORYLESS: Final = frozenset(
     }
 )
 """Paths whose requests use no prefix cache, and store nothing."""
-_FOR_ALL: Final = frozenset(
-    {"/", "/health", "/ping", "/version", "/load", "/models", "/v1/models", *MEMORYLESS}
-)
-"""Paths at which any server has the same answer for all tenants, or stores nothing."""
+_FOR_ALL: Final = frozenset({"/", "/health", "/ping", "/version", "/load", "/models", "/v1/models"})
+"""Paths at which any server reads the same for all tenants."""
 _A_MODEL: Final = "/v1/models/"
 _STORED: Final = re.compile(rf"{RESPONSES}/(?!render\Z).+", re.DOTALL)
 _APART: Final = (
@@ -61,8 +59,8 @@ _TAG: Final = b"afferent/tenant/v2"
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def _plain(path: str) -> str:
-    """Return the path that the most lenient reader would see."""
+def plain_path(path: str) -> str:
+    """Return a path as the most lenient server would read it."""
     decoded = unquote(path).replace("\\", "/").lower()
     segments = (segment.partition(";")[0].strip() for segment in decoded.split("/"))
     return posixpath.normpath("/" + "/".join(segment for segment in segments if segment))
@@ -97,7 +95,7 @@ class Tenancy:
         self.has_tenants, self._secret, self._has_salt = has_tenants, secret, has_salt
         self._is_any_server = is_any_server
 
-    def check_path(self, path: str, *, has_json: bool = False) -> None:
+    def check_path(self, path: str, *, method: str = "GET", has_json: bool = False) -> None:
         """Refuse endpoints that can't be kept apart, and other spellings of endpoints that are.
 
         A proxy between, or an upstream with a prefix of its paths, may read another path than this
@@ -116,9 +114,12 @@ class Tenancy:
         """
         if not self.has_tenants:
             return
-        plain = _plain(path)
-        is_for_all = plain in _FOR_ALL or plain.startswith(_A_MODEL)
-        if self._is_any_server and not has_json and not is_for_all:
+        plain = plain_path(path)
+        if method in ("GET", "HEAD"):
+            is_for_all = plain in _FOR_ALL or plain.startswith(_A_MODEL)
+        else:
+            is_for_all = has_json or plain in MEMORYLESS
+        if self._is_any_server and not is_for_all:
             raise UnsupportedParameter(_NOT_APART.format(path[:100]))
         if path in SALTED:
             return

@@ -37,7 +37,12 @@ async def in_pool(
         return await _ended(running)
     except asyncio.CancelledError:
         if undo is not None and not running.cancelled() and running.exception() is None:
-            await _until_done(loop.run_in_executor(pool, undo, running.result()))
+            try:
+                undoing = loop.run_in_executor(pool, undo, running.result())
+            except RuntimeError:  # the pool has ended meanwhile
+                undo(running.result())
+            else:
+                await _until_done(undoing)
         raise
 
 

@@ -390,16 +390,17 @@ class HttpClient:
                 except EngineUnavailable as error:
                     self._note(server, has_failed=True)
                     has_begun = isinstance(error.__cause__, aiohttp.ClientResponseError)
-                    if has_begun or not may_retry or not self._budget.spend():
+                    if has_begun or not may_retry:
                         raise
                 else:
                     self._note(server, has_failed=answer.status in _FAILURES)
-                    if not may_retry or answer.status not in _AGAIN or not self._budget.spend():
+                    if not may_retry or answer.status not in _AGAIN:
                         stack.push_async_exit(attempt.pop_all())
                         self._prefixes.note(spot.blocks, server.replica.name)
                         return answer
             begun = None
             RETRIES.labels().inc()
+            self._budget.spend()
 
     async def _attempt(
         self,

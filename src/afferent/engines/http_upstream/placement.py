@@ -198,11 +198,12 @@ class RetryBudget:
         """Note a request of a client."""
         self.left = min(self.left + _RETRIES_A_REQUEST, _MOST_RETRIES)
 
-    def spend(self) -> bool:
-        """Note a retry; return whether it is allowed."""
-        is_allowed = self.has_any
-        self.left -= is_allowed
-        return is_allowed
+    def spend(self) -> None:
+        """Note a retry of a request that began while it was allowed.
+
+        Requests that one server fails together are all sent again: the budget is 0 after that.
+        """
+        self.left = max(0.0, self.left - 1)
 
 
 def rank(key: bytes, name: str) -> bytes:

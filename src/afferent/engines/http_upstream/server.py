@@ -90,7 +90,7 @@ def _connector(address: Address, trust: ssl.SSLContext | None) -> aiohttp.BaseCo
 
 
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    """Return a socket whose connection ends a minute after its host has vanished."""
+    """Return a socket whose idle connection ends a minute after its host has vanished."""
     family, kind, protocol, _, _ = address
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -151,18 +151,20 @@ class Server:
         Args:
             title: Name of the upstream in messages.
         """
-        is_ready = self.replica.is_ready
+        is_ready, is_gone = self.replica.is_ready, False
         timeout = aiohttp.ClientTimeout(total=_LOOK_TIMEOUT_S)
         try:
             async with self._get("/health", timeout) as answer:
                 is_ready = self._is_healthy(answer.status)
+                is_gone = not is_ready
                 self._num_unanswered = 0
         except TimeoutError:  # probably busy: a server that does not listen refuses at once
             self._num_unanswered += 1
-            is_ready = is_ready and self._num_unanswered < _MOST_UNANSWERED
+            is_gone = self._num_unanswered >= _MOST_UNANSWERED
+            is_ready = is_ready and not is_gone
         except (aiohttp.ClientError, OSError, RuntimeError):  # or out of threads, for a moment
-            is_ready = False
-        if not is_ready:  # also if a request has found it first
+            is_ready, is_gone = False, True
+        if is_gone:  # also if a request has found it first
             self._give_up()
         if self._was_ready and not is_ready:
             log.warning("%s is gone", title, extra={"url": self.address.name})
@@ -212,7 +214,8 @@ class Server:
     def _give_up(self) -> None:
         now_s = asyncio.get_running_loop().time()
         for timeout in self._waiting:
-            timeout.reschedule(now_s)
+            if not timeout.expired():
+                timeout.reschedule(now_s)
 
     def _get(
         self, target: str, timeout: aiohttp.ClientTimeout

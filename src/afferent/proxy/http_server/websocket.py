@@ -54,7 +54,7 @@ class WebSocketConnection(ReadingProtocol):
         self._timer = Timer()
         self._response: Response | None = None
         self._denial: Message | None = None
-        self._fragments: list[bytes] = []
+        self._fragments = bytearray()
         self._opcode = Opcode.TEXT
         self._events: deque[tuple[Message, int]] = deque([({"type": "websocket.connect"}, 0)])
         self._arrived = asyncio.Event()
@@ -165,12 +165,11 @@ class WebSocketConnection(ReadingProtocol):
         if frame.opcode not in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
             return
         if frame.opcode is not Opcode.CONT:
-            self._opcode, self._fragments = frame.opcode, []
-        self._fragments.append(bytes(frame.data))
+            self._opcode, self._fragments = frame.opcode, bytearray()
+        self._fragments += frame.data
         if not frame.fin:
             return
-        data = b"".join(self._fragments)
-        self._fragments = []
+        data, self._fragments = bytes(self._fragments), bytearray()
         if self._opcode is Opcode.BINARY:
             self._add({"type": "websocket.receive", "bytes": data}, len(data))
             return
