@@ -103,6 +103,17 @@ def test_keys_that_others_read_and_servers_that_ask_for_none(
     assert "AFFERENT_API_KEY" in found["keys"]["mend"]
 
 
+@pytest.mark.parametrize("line", ["fleet_secret", "item_events_key", "ui_key"])
+def test_any_secret_that_others_read_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    file = tmp_path / "afferent.toml"
+    file.write_text(f'{line} = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"\n')
+    file.chmod(0o644)
+    _, found = examine("--config", str(file), capsys=capsys)
+    assert found["file"]["level"] == "could be better"
+
+
 @pytest.fixture
 def few_files() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

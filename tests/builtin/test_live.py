@@ -283,6 +283,18 @@ def test_wrong_events_are_answered_by_errors_and_the_socket_stays(address: str) 
     run(address, main)
 
 
+def test_event_without_media_has_a_limit(address: str) -> None:
+    """It was decoded at once, which kept all other clients waiting for a second."""
+
+    async def main(live: Live) -> None:
+        tools = "[]," * 400_000
+        await live.send_text(f'{{"type": "session.update", "session": {{"tools": [{tools}0]}}}}')
+        error = (await live.until("error")).error
+        assert error.message == "the event has more than 1048576 bytes"
+
+    run(address, main)
+
+
 def test_failure_of_the_engine_is_a_part_of_the_response(store_address: str) -> None:
     engine = ScriptedEngine([10], failure=EngineUnavailable("gone; try again"))
 
@@ -454,7 +466,7 @@ def test_generated_events_leave_the_conversation_of_a_model(address: str, seed: 
             assert session_id is not None
             store = await AsyncDaemonStore.connect(address, name="reader", writable=True)
             async with store:
-                log = await LiveLog.resume(store, tenant="", session_id=session_id)
+                log = await LiveLog.resume(store, tenant="", session_id=session_id, lease="reader")
                 assert [item.id for item in log.session] == items
                 assert log.session.num_tokens == sum(item.num_tokens for item in log.session)
                 await log.delete()

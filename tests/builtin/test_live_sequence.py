@@ -190,7 +190,7 @@ def test_step_of_a_long_session_makes_as_many_calls_as_one_of_a_short_session(
         """Write a session to the store, as another frontend would have done."""
         connecting = AsyncDaemonStore.connect(address, name="writer", writable=True)
         async with await connecting as store:
-            log = LiveLog(store, tenant="", session_id=session_id)
+            log = LiveLog(store, tenant="", session_id=session_id, lease="reader")
             for number in range(num_items):
                 message = Message("user", (TextPart(f"{number}"),))
                 item = LiveItem(f"item_{number}", Turn.of(message, iter(())), float(number), 3)
@@ -265,7 +265,7 @@ async def check(
     store = await AsyncDaemonStore.connect(address, name="reader", writable=True)
     tokens = list(engine.tokens[session_id])
     async with store:
-        log = await LiveLog.resume(store, tenant="", session_id=session_id)
+        log = await LiveLog.resume(store, tenant="", session_id=session_id, lease="reader")
         messages = [item.turn.message for item in log.session]
         log.close()
     whole = [Message("system", (TextPart("Be brief."),)), *messages]

@@ -15,7 +15,7 @@ from afferent.engines.references import (
     sign,
     verify,
 )
-from afferent.errors import FormatError
+from afferent.errors import FormatError, MediaTooLarge
 from afferent.types import Handle, Modality
 
 SECRET, OTHER = bytes(range(32)), bytes(32)
@@ -44,6 +44,19 @@ def test_what_is_signed_comes_back(reference: FeaturesReference | RawReference) 
     assert url.startswith(SCHEME)
     assert len(url) < 300
     assert verify(url, SECRET, now_s=999.0) == reference
+
+
+def test_video_of_768_frames_comes_back() -> None:
+    """Each pair of frames has a text with its time; 270 s of a video were refused by the plugin."""
+    times = [(1000 + digit, 1) for digit in range(10)]
+    prompt = tuple(run for _ in range(384) for run in (*times, (5, 400)))
+    url = sign(features(prompt=prompt), SECRET)
+    assert len(url) > 16_384
+    verified = verify(url, SECRET, now_s=999.0)
+    assert isinstance(verified, FeaturesReference)
+    assert verified.prompt == prompt
+    with pytest.raises(MediaTooLarge):
+        sign(features(prompt=prompt * 8), SECRET)
 
 
 def test_it_expires_and_is_of_one_secret() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
+import httpcore
 import pytest
 
 from afferent.config import ServeConfig
@@ -75,6 +77,44 @@ def wait() -> Iterator[threading.Event]:
 
 
 # Connections and requests
+
+
+class SlowStream(httpcore.AsyncMockStream):
+    """Stream of a host that lets other tasks run before each answer."""
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
+        await asyncio.sleep(0)
+        return await super().read(max_bytes, timeout)
+
+
+class SlowHost(httpcore.AsyncMockBackend):
+    async def connect_tcp(self, *_: Any, **__: Any) -> httpcore.AsyncNetworkStream:
+        await asyncio.sleep(0)
+        return SlowStream([b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n", b"a", b"b"])
+
+
+def test_cancelled_fetch_leaves_no_connection_in_use() -> None:
+    """At some moments, a connection was never closed nor used again, until 256 of them ended all
+    fetches.
+    """
+
+    async def main() -> None:
+        for num_passes in range(40):
+            fetcher = Fetcher(ServeConfig(fetch_allow=("a.test:80",)))
+            fetcher._pool._network_backend = SlowHost([])  # type: ignore[attr-defined]
+            session = fetcher.session(max_nbytes=10)
+            fetching = session.fetch("http://a.test/", modality="image", max_nbytes=5)
+            task = asyncio.create_task(fetching)
+            for _ in range(num_passes):
+                await asyncio.sleep(0)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                assert await task == b"ab"
+            kept = fetcher._pool.connections
+            assert all(each.is_idle() or each.is_closed() for each in kept), (num_passes, kept)
+            await fetcher.close()
+
+    asyncio.run(main())
 
 
 def test_a_host_of_ones_own_can_be_allowed() -> None:

@@ -32,6 +32,7 @@ def key(url: str, *, tenant: str = "", modality: Modality = Modality.IMAGE) -> b
         ([b"max-age=300"], [], 300),
         ([b"Max-Age=300, public"], [b"100"], 200),
         ([b"max-age=60"], [b"100"], 0),
+        ([b"max-age=31536000"], [], 3600),
         ([b"max-age=300"], [b"soon"], 300),
         ([b"max-age=300"], [b"10", b"20"], 280),
         ([b"public", b'max-age="7"'], [], 7),

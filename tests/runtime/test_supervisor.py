@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,3 +63,20 @@ def test_of_a_process_that_can_not_be_heard_nothing_is_left(nth: int) -> None:
         assert fds() <= before
 
     asyncio.run(run())
+
+
+ENDS_WHILE_IT_PREPARES = """
+import os, signal
+from types import SimpleNamespace
+from afferent.config import ServeConfig
+from afferent.operations.supervisor.supervisor import Supervisor
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+Supervisor._prepare = lambda self, owned: os.kill(os.getpid(), signal.SIGTERM)
+Supervisor(SimpleNamespace(config=ServeConfig())).run()
+"""
+
+
+def test_first_process_of_a_container_ends_while_it_prepares() -> None:
+    """The kernel ignores a signal that such a process does not handle."""
+    done = subprocess.run([sys.executable, "-c", ENDS_WHILE_IT_PREPARES], check=False, timeout=60)
+    assert done.returncode == 128 + signal.SIGTERM

@@ -117,6 +117,24 @@ def test_folder_that_hung_is_used_again_though_its_calls_hang_still(
     tier.close()
 
 
+def test_late_call_that_is_left_twice_gets_one_thread_in_its_place(
+    calls: BoundedCalls, is_over: threading.Event
+) -> None:
+    """A batch leaves all its calls when one is late, so that each time a thread came for good."""
+    for _ in range(5):
+        has_begun = threading.Event()
+
+        def work(has_begun: threading.Event = has_begun) -> None:
+            has_begun.set()
+            is_over.wait()
+
+        future = calls.submit(work)
+        assert has_begun.wait(20.0)
+        for _ in range(2):
+            calls.leave(future)
+    assert num_threads() == 5 + NUM_THREADS
+
+
 def test_leave_of_a_call_that_has_not_begun_drops_it(
     calls: BoundedCalls, is_over: threading.Event
 ) -> None:

@@ -277,10 +277,10 @@ def test_values_of_many_requests_are_read_ahead_within_limits(tmp_path: Path) ->
     vault.close()
 
 
-def test_a_value_longer_than_its_time_is_absent_and_not_rejected(vault: Vault, root: Path) -> None:
+def test_a_value_longer_than_its_time_is_deleted_and_not_rejected(vault: Vault, root: Path) -> None:
     tier = vault.tier
     tier.put_many([Value(NAME, b"head", BODY[:10])], ttl_s=-10.0, deadline_s=soon())
     before = rejected("head")
     assert tier.exists_many([NAME], deadline_s=soon()) == [None]
     assert rejected("head") == before
-    assert path_of(root).exists()
+    assert not path_of(root).exists()

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from afferent import keys
-from afferent.errors import FormatError
+from afferent.errors import FormatError, MediaTooLarge
 from afferent.types import Handle, KeyBytes, Modality, NonNegative, decode, encode
 
 SCHEME: Final = "afferent:"
@@ -27,7 +27,8 @@ SCHEMA = "3-81e221c00de7b7206cc7b8bcb2bf797c"
 _BLOCK_TAG = b"afferent/name-of-block/v1"
 _TAG = f"afferent/reference/v{VERSION}".encode()
 _MAC_NBYTES = 16
-_MAX_CHARS = 16_384
+_MAX_CHARS = 1 << 17
+"""A reference has all tokens around its item: a video of 768 frames has 47,000 characters."""
 
 Run = tuple[NonNegative, Annotated[int, Meta(ge=1, le=2**31)]]
 """A token, and the number of its repetitions."""
@@ -133,9 +134,16 @@ _decoder = msgspec.msgpack.Decoder(Reference)
 
 
 def sign(reference: Reference, secret: bytes) -> str:
-    """Return the URL of a reference."""
+    """Return the URL of a reference.
+
+    Raises:
+        MediaTooLarge: The item has too many tokens around it.
+    """
     payload = encode(reference)
-    return SCHEME + base64.urlsafe_b64encode(_mac(secret, payload) + payload).decode()
+    url = SCHEME + base64.urlsafe_b64encode(_mac(secret, payload) + payload).decode()
+    if len(url) > _MAX_CHARS:
+        raise MediaTooLarge(f"an item's reference has more than {_MAX_CHARS} characters")
+    return url
 
 
 def verify(url: str, secret: bytes, *, now_s: float | None = None) -> Reference:

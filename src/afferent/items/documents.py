@@ -496,7 +496,9 @@ class DocumentReader:
                     made |= shown
                     done = partial(beginning.add, shown)
                     making = self._make(request, lease, images, slots, trace, done)
-                    tasks.append((run, group.create_task(making)))
+                    task = group.create_task(making)
+                    task.add_done_callback(partial(self._forget_unmade, lease))
+                    tasks.append((run, task))
         except* AfferentError as errors:
             raise _first(errors) from None
         return {
@@ -504,6 +506,11 @@ class DocumentReader:
             for run, task in tasks
             for page, is_new in zip(run, task.result(), strict=True)
         }
+
+    def _forget_unmade(self, lease: str, task: asyncio.Task[list[bool]]) -> None:
+        """Unpin a run whose task was cancelled, perhaps before its first step."""
+        if task.cancelled():
+            self._store.forget(lease)
 
     async def _make(
         self,

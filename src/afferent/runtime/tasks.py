@@ -42,8 +42,13 @@ async def in_pool(
             except RuntimeError:  # the pool has ended meanwhile
                 undo(running.result())
             else:
-                await _until_done(undoing)
+                await until_done(undoing)
         raise
+
+
+async def uninterrupted(work: Coroutine[Any, Any, Result]) -> Result:
+    """Await ``work``; a cancelled call still waits for its end."""
+    return await _ended(asyncio.ensure_future(work))
 
 
 async def _ended(running: asyncio.Future[Result]) -> Result:
@@ -51,11 +56,11 @@ async def _ended(running: asyncio.Future[Result]) -> Result:
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
-        await _until_done(running)
+        await until_done(running)
         raise
 
 
-async def _until_done(running: asyncio.Future[Any]) -> None:
+async def until_done(running: asyncio.Future[Any]) -> None:
     """Wait for the end of a call, also if cancelled meanwhile."""
     while not running.done():
         with suppress(asyncio.CancelledError):

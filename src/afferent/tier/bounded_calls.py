@@ -80,7 +80,7 @@ class BoundedCalls:
         if future.cancel():
             return
         with self._lock:
-            if future.done():
+            if future.done() or future in self._late:
                 return
             self._late.add(future)  # type: ignore[arg-type]
             self._num_serving -= 1

@@ -146,6 +146,8 @@ class FolderTier:
             return _NO_VALUE
         ends, nbytes, head_nbytes = _START.unpack_from(file.data)
         if ends < time.time():
+            with contextlib.suppress(OSError):  # a folder that this node may only read
+                self._files.delete(name)
             return None
         if head_nbytes > MAX_HEAD_NBYTES:
             return _NO_VALUE

@@ -36,9 +36,16 @@ from afferent.proxy.failures import failure_of
 from afferent.proxy.request_scope import RequestScope, RequestScopes
 from afferent.proxy.socket_end import ending
 from afferent.telemetry.registry import counter
+from afferent.types import MiB
 
 _MOST_WAITING: Final = 256
 """Events of a connection that wait for the ones before them; beyond, reading pauses."""
+_MOST_WAITING_NBYTES: Final = 32 * MiB
+_MAX_EVENT_NBYTES: Final = MiB
+"""Limit of an event without media, which is decoded at once."""
+_WITH_MEDIA: Final = frozenset(
+    each.__struct_config__.tag for each in (api.ItemCreate, api.AudioAppend)
+)
 _OPEN_PROTOCOL: Final = "realtime"
 _KEY_PROTOCOL: Final = "openai-insecure-api-key."
 """Start of a subprotocol with a key: browsers can't set the headers of a WebSocket."""
@@ -54,8 +61,9 @@ SESSIONS = counter(
 class _Job:
     """Event of a client that is applied in its turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, nbytes: int) -> None:
         self.event_id: str | None = None
+        self.nbytes = nbytes
         self.turn = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
@@ -68,21 +76,31 @@ class LiveConnection:
         - An error of an event is an event; it never ends the connection.
     """
 
-    def __init__(self, context: LiveContext) -> None:
-        self._context = context
+    def __init__(self, context: LiveContext, newest: dict[str, LiveConnection]) -> None:
+        """Create it.
+
+        Args:
+            newest: The newest connection of each session in this process.
+        """
+        self._context, self._newest = context, newest
         self._items = LiveItems(context)
         self._answers = LiveAnswers(context, self._items)
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue(_MOST_WAITING)
+        self._waiting_nbytes, self._applied = 0, asyncio.Event()
         self._group: asyncio.TaskGroup
         context.has_new.set()  # items of a session that is continued
 
     async def __aenter__(self) -> LiveConnection:
         offered = self._context.socket.scope.get("subprotocols", ())
         await self._context.socket.accept(_OPEN_PROTOCOL if _OPEN_PROTOCOL in offered else None)
+        self._newest[self._context.id] = self
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._context.log.close()
+        if self._newest.get(self._context.id) is not self:
+            return  # another one continues the session
+        del self._newest[self._context.id]
         if self._context.sequence is not None:
             self._context.sequence.close()
 
@@ -111,10 +129,15 @@ class LiveConnection:
             message = await self._context.socket.receive()
             if message["type"] == "websocket.disconnect":
                 raise WebSocketDisconnect(message.get("code", _GONE))
-            text, job = message.get("text"), _Job()
+            text = message.get("text")
+            job = _Job(0 if text is None else len(text))
             work = self._begin(job, None if text is None else text.encode("utf-8", "replace"))
             job.task = self._group.create_task(self._reporting(job, work))
+            self._waiting_nbytes += job.nbytes
             await self._jobs.put(job)
+            while self._waiting_nbytes > _MOST_WAITING_NBYTES:
+                self._applied.clear()
+                await self._applied.wait()
 
     async def _apply_all(self) -> None:
         while True:
@@ -122,6 +145,8 @@ class LiveConnection:
             job.turn.set()
             if job.task is not None:
                 await job.task
+            self._waiting_nbytes -= job.nbytes
+            self._applied.set()
 
     async def _reporting(self, job: _Job, work: Awaitable[None]) -> None:
         """Do a job; its error becomes an event."""
@@ -140,6 +165,8 @@ class LiveConnection:
                 raise InvalidRequest("an event is text, not bytes")
             head = api.read_head(text)
             job.event_id = head.event_id
+            if head.type not in _WITH_MEDIA and len(text) > _MAX_EVENT_NBYTES:
+                raise InvalidRequest(f"the event has more than {_MAX_EVENT_NBYTES} bytes")
             if head.type != api.ItemCreate.__struct_config__.tag:
                 return self._apply(job, text)
             self._items.begin()
@@ -234,6 +261,7 @@ class LiveEndpoint:
         self._parts = (pipeline, gate, settings, scopes, now_s)
         self._store, self._settings = pipeline.store, settings
         self._scopes, self._access = scopes, access
+        self._newest: dict[str, LiveConnection] = {}
         counting.APIS.add(REALTIME.name)
 
     async def serve(self, socket: WebSocket) -> None:
@@ -269,14 +297,15 @@ class LiveEndpoint:
         check_model(query.get("model", settings.model_name), settings.model_names)
         session_id = query.get("session_id")
         if session_id is None:
-            log = LiveLog(store, tenant=name, session_id=own.id)
+            log = LiveLog(store, tenant=name, session_id=own.id, lease=own.id)
             await log.append(Configured(LiveSettings()))
         else:
             if len(session_id) > 64:
                 raise InvalidRequest("a session's id has at most 64 characters", param="session_id")
-            log = await LiveLog.resume(store, tenant=name, session_id=session_id)
+            log = await LiveLog.resume(store, tenant=name, session_id=session_id, lease=own.id)
         SESSIONS.labels("new" if session_id is None else "continued").inc()
-        return LiveConnection(LiveContext(*self._parts, socket, headers, log, session_id or own.id))
+        context = LiveContext(*self._parts, socket, headers, log, session_id or own.id)
+        return LiveConnection(context, self._newest)
 
 
 def _headers(socket: WebSocket) -> Mapping[str, str]:

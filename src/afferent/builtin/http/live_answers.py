@@ -132,7 +132,14 @@ class LiveAnswers:
             self._is_writing = False
             text, _ = collector.text_so_far
             item = _answered(begun, text, len(text), "incomplete")
-            before = await self._keep(item)
+            try:
+                before = await self._keep(item)
+            except SessionContinued:
+                session.drop_answer(begun.id)
+                raise
+            except AfferentError as error:  # such as a full store: the connection goes on
+                await self._give_up(error, begun, events)
+                return
             reason = {"reason": "client_cancelled"}
             with contextlib.suppress(WebSocketDisconnect, RuntimeError):
                 await send(*events.end(item, text, "cancelled", before, None, reason))
@@ -140,14 +147,18 @@ class LiveAnswers:
             session.drop_answer(begun.id)
             raise
         except Exception as error:
-            session.drop_answer(begun.id)
-            details = {"error": ev.error_of(failure_of(error), events.id)}
-            deleted = ev.event("conversation.item.deleted", item_id=begun.id)
-            self._is_writing = False
-            await send(deleted, events.done("failed", details=details))
+            await self._give_up(error, begun, events)
         finally:
             self._is_writing = False
             has_begun.set()
+
+    async def _give_up(self, error: Exception, begun: LiveItem, events: ResponseEvents) -> None:
+        """End an answer that failed, and report it."""
+        self._session.drop_answer(begun.id)
+        self._is_writing = False
+        details = {"error": ev.error_of(failure_of(error), events.id)}
+        deleted = ev.event("conversation.item.deleted", item_id=begun.id)
+        await self._context.send(deleted, events.done("failed", details=details))
 
     async def _write_in(
         self,

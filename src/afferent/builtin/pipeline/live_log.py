@@ -30,6 +30,7 @@ from afferent.builtin.pipeline.live_session import (
 )
 from afferent.errors import AfferentError, InvalidRequest, SessionContinued, SessionNotFound
 from afferent.items.acquire import handle_if_there, write_and_seal
+from afferent.runtime.tasks import uninterrupted
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import Claim, Find
 from afferent.store.protocol.results import Failed, Owner
@@ -39,6 +40,8 @@ CHUNK_CHANGES: Final = 128
 """Number of changes in a chunk."""
 MAX_CHANGE_NBYTES: Final = 1 << 20
 """Limit of one change; a larger item is refused."""
+_MAX_UNJOINED_NBYTES: Final = 4 << 20
+"""Limit of the changes that are not joined yet: they are pinned, and joined in one object."""
 _FIND_AT_ONCE: Final = 256
 
 
@@ -70,13 +73,16 @@ class LiveLog:
         - One of the two heads is valid at any time, whenever the frontend is killed.
     """
 
-    def __init__(self, store: AsyncDaemonStore, *, tenant: str, session_id: str) -> None:
+    def __init__(
+        self, store: AsyncDaemonStore, *, tenant: str, session_id: str, lease: str
+    ) -> None:
         """Create the log of a new session; nothing is written.
 
         Args:
-            session_id: Its pins have this id, too.
+            lease: Id of its pins. Two connections of a frontend may have the same session for a
+                moment, and never the same pins.
         """
-        self._store, self._tenant, self._id = store, tenant, session_id
+        self._store, self._tenant, self._id, self._lease = store, tenant, session_id, lease
         self.session = LiveSession()
         self._lock = asyncio.Lock()
         self._next = 0
@@ -84,36 +90,47 @@ class LiveLog:
         self._settings = Configured(self.session.settings)  # at the start of the next chunk
         self._changes: list[Change] = []  # since the last chunk
         self._handles: list[Handle] = []  # of these changes
+        self._head_handle: Handle | None = None
+        self._has_gap = False  # a change is missing that others follow
         self._chunks: deque[tuple[int, Handle]] = deque()
         self._chunk_of: dict[str, int] = {}  # the chunk of each item
 
     @classmethod
-    async def resume(cls, store: AsyncDaemonStore, *, tenant: str, session_id: str) -> LiveLog:
+    async def resume(
+        cls, store: AsyncDaemonStore, *, tenant: str, session_id: str, lease: str
+    ) -> LiveLog:
         """Return the log of an existing session, which other frontends can't write any more.
 
         Raises:
-            SessionNotFound: It is not stored.
+            SessionNotFound: It is not stored, or a part of it is missing.
             Unavailable: Try again.
         """
-        log = cls(store, tenant=tenant, session_id=session_id)
+        log = cls(store, tenant=tenant, session_id=session_id, lease=lease)
         try:
             while not await log._read():
                 log.close()
-                log = cls(store, tenant=tenant, session_id=session_id)
+                log = cls(store, tenant=tenant, session_id=session_id, lease=lease)
         except BaseException:
             log.close()
             raise
         return log
 
     async def append(self, change: Change) -> None:
-        """Write a change, and apply it.
+        """Write a change, and apply it; an answer that it has is not written again.
+
+        A cancelled call ends with the change written and applied, or neither.
 
         Raises:
             SessionContinued: Another frontend has the session now.
             InvalidRequest: It is too large.
             StoreFull: There is no space now; the change is not applied.
         """
+        await uninterrupted(self._append(change))
+
+    async def _append(self, change: Change) -> None:
         async with self._lock:
+            if isinstance(change, Added) and change.item.id in self._chunk_of:
+                return
             await self._write(change)
             self._apply(change)
             while len(self._changes) >= CHUNK_CHANGES and await self._roll():
@@ -121,7 +138,7 @@ class LiveLog:
 
     def close(self) -> None:
         """Unpin the session; it can be continued until it is evicted."""
-        self._store.forget(self._id)
+        self._store.forget(self._lease)
 
     async def delete(self) -> None:
         """Delete the session."""
@@ -136,13 +153,16 @@ class LiveLog:
         data = encode(change)
         if len(data) > MAX_CHANGE_NBYTES:
             raise InvalidRequest(f"the item has more than {MAX_CHANGE_NBYTES} bytes without media")
+        unjoined = sum(handle.nbytes for handle in self._handles)
+        if unjoined + len(data) > _MAX_UNJOINED_NBYTES:
+            raise InvalidRequest("the session's last changes have too many bytes; begin another")
         claim = Claim(self._change_key(self._next), ObjectKind.RECORDS, len(data))
-        (outcome,) = await self._store.acquire(self._id, [claim])
+        (outcome,) = await self._store.acquire(self._lease, [claim])
         if isinstance(outcome, Failed):
             raise outcome.failure.error()
         if not isinstance(outcome, Owner):
             raise SessionContinued("another connection continues this session")
-        self._handles += await write_and_seal(self._store, self._id, [outcome.handle], [data])
+        self._handles += await write_and_seal(self._store, self._lease, [outcome.handle], [data])
 
     def _apply(self, change: Change) -> None:
         self._note(change, self._next // CHUNK_CHANGES)
@@ -179,17 +199,22 @@ class LiveLog:
         ]
         try:
             await self._store.delete(names)  # the head before the last one
-            created = await self._store.create(self._id, items)
-            chunk_handle, head_handle = await write_and_seal(self._store, self._id, created, data)
+            created = await self._store.create(self._lease, items)
+            chunk_handle, head_handle = await write_and_seal(
+                self._store, self._lease, created, data
+            )
             self._chunks.append((number, chunk_handle))
-            released, gone = [*handles, head_handle], []
+            released, gone = list(handles), []
+            if self._head_handle is not None:
+                released.append(self._head_handle)
+            self._head_handle = head_handle
             while self._chunks[0][0] < first:
                 old, handle = self._chunks.popleft()
                 gone.append(self._chunk_key(old))
                 released.append(handle)
             self._head, self._settings = head, Configured(self.session.settings)
             del self._changes[:CHUNK_CHANGES], self._handles[:CHUNK_CHANGES]
-            await self._store.release(self._id, released)
+            await self._store.release(self._lease, released)
             start = number * CHUNK_CHANGES
             done = range(start, start + CHUNK_CHANGES)
             await self._store.delete([*map(self._change_key, done), *gone])
@@ -222,12 +247,18 @@ class LiveLog:
             raise SessionNotFound("there is no such session: it ended, or it was evicted")
         # Changes that were joined meanwhile are in a chunk that was not read.
         again = [await self._find([self._head_key(slot)]) for slot in (0, 1)]
-        heads = [decode(_head_decoder, self._store.block(each[0])) for each in again if each]
-        if any(head.number > self._head.number for head in heads):
-            return False
-        await self._store.release(
-            self._id, [handle for each in (*found, *again) for handle in each]
-        )
+        released = [handle for each in found for handle in each]
+        for handle in (handle for each in again for handle in each):
+            number = decode(_head_decoder, self._store.block(handle)).number
+            if number > self._head.number:
+                return False
+            if number == self._head.number:
+                self._head_handle = handle
+            else:
+                released.append(handle)
+        if self._has_gap:
+            raise SessionNotFound("a part of this session was evicted")
+        await self._store.release(self._lease, released)
         try:
             await self.append(Continued())
         except SessionContinued:  # the other frontend wrote once more
@@ -249,12 +280,13 @@ class LiveLog:
         found: list[Handle] = []
         for start in range(0, len(names), _FIND_AT_ONCE):
             wanted = [Find(name) for name in names[start : start + _FIND_AT_ONCE]]
-            outcomes = await self._store.acquire(self._id, wanted)
+            outcomes = await self._store.acquire(self._lease, wanted)
             handles = list(map(handle_if_there, outcomes))
             missing = handles.index(None) if None in handles else len(handles)
             found += [handle for handle in handles[:missing] if handle is not None]
             if late := [handle for handle in handles[missing:] if handle is not None]:
-                await self._store.release(self._id, late)
+                await self._store.release(self._lease, late)
+                self._has_gap = True
             if missing < len(handles):
                 break
         return found

@@ -121,18 +121,19 @@ class LiveSequence:
             answer_id: Id of the answer among the session's items.
         """
         async with self._lock:
-            is_complete = False
+            is_complete = has_output = False
             try:
                 for left in reversed(range(_ATTEMPTS)):
                     await self._prepare(instructions)
                     try:
                         async with aclosing(self._try(request, own, answer_id)) as outputs:
                             async for output in outputs:
+                                has_output = True
                                 yield output
                         break
-                    except SessionLost:  # it raises before any output
+                    except SessionLost:
                         self._is_stale = True
-                        if not left:
+                        if has_output or not left:
                             raise
                 is_complete = True
             finally:

@@ -13,10 +13,12 @@ import itertools
 import math
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
+import anyio
 import httpcore
 
 from afferent.admission.shares import NAMELESS, Share
@@ -30,8 +32,10 @@ from afferent.media.fetch.files import FileRoots, Readable, ReadFile
 from afferent.media.fetch.places import FairPlaces, PlacesByName, User
 from afferent.media.fetch.url_memory import fresh_s as freshness
 from afferent.runtime.exhaustion import blamed
-from afferent.runtime.tasks import in_thread
+from afferent.runtime.tasks import in_thread, until_done
 from afferent.types import DOCUMENT, FileKind
+
+T = TypeVar("T")
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MAX_REDIRECTS = 3
@@ -103,8 +107,7 @@ class Fetcher:
         for _ in range(_MAX_REDIRECTS + 1):
             async with self._places.at(target.host, user), self._connection(user):
                 started = time.monotonic()
-                async with asyncio.timeout(left_s):
-                    location = await self._get(target, delivery, modality)
+                location = await _in_scope(self._get(target, delivery, modality), left_s)
                 left_s -= time.monotonic() - started
             if location is None:
                 return
@@ -190,6 +193,31 @@ class Fetcher:
         await self._pool.aclose()
         await self._resolver.close()
         self.files.close()
+
+
+async def _in_scope(work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+    """Run ``work`` in a task that is cancelled by a scope of `anyio` alone.
+
+    A connection of `httpcore` that gets `asyncio`'s own cancellation while it changes its state
+    stays in the pool forever. A cancelled call waits for the end of ``work``.
+
+    Raises:
+        TimeoutError: It did not end in time.
+    """
+    scope = anyio.CancelScope()
+
+    async def run() -> T:
+        with scope, anyio.fail_after(timeout_s):
+            return await work
+        raise asyncio.CancelledError
+
+    task = asyncio.create_task(run())
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        scope.cancel()
+        await until_done(task)
+        raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ class Flights:
 
 
 def fresh_s(cache_control: Iterable[bytes], age: Iterable[bytes], *, default_s: float) -> float:
-    """Return the seconds for which an answer is a valid copy of its URL's content.
+    """Return the seconds for which an answer is a valid copy of its URL's content: an hour at most.
 
     Args:
         cache_control: The values of the headers of this name (RFC 9111, 5.2.2).
@@ -102,8 +102,9 @@ def fresh_s(cache_control: Iterable[bytes], age: Iterable[bytes], *, default_s: 
         return 0.0
     for name in ("s-maxage", "max-age"):
         if name in said:
-            return max(0.0, _seconds(said[name]) - max(map(_seconds, _texts(age)), default=0.0))
-    return default_s
+            left_s = _seconds(said[name]) - max(map(_seconds, _texts(age)), default=0.0)
+            return min(max(0.0, left_s), _MAX_FRESH_S)
+    return min(default_s, _MAX_FRESH_S)
 
 
 def _texts(values: Iterable[bytes]) -> list[str]:

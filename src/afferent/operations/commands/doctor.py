@@ -11,7 +11,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from afferent.config import Loaded
+from afferent.config import Loaded, ServeConfig, declared
 from afferent.engines import registry
 from afferent.engines.contract import NO_MODEL
 from afferent.errors import AfferentError, ConfigError
@@ -24,7 +24,6 @@ from afferent.tier.registry import without_secrets
 from afferent.types import MiB
 
 _STYLES = {"ok": "green", "could be better": "yellow", "wrong": "red"}
-_KEYS_IN_FILE = ("tenants", "api_key", "engine_api_key")
 
 
 def run(args: argparse.Namespace, load: Callable[[], Loaded]) -> int:
@@ -91,8 +90,10 @@ def _exposure(loaded: Loaded) -> Finding:
 
 def _readable(loaded: Loaded, file: Path | None) -> Finding | None:
     """Check whether other users can read a file that contains keys."""
-    sources = loaded.sources
-    if file is None or not any(sources.get(key) == str(file) for key in _KEYS_IN_FILE):
+    settings_type = registry.find(loaded.config.engine).settings_type
+    known = declared(ServeConfig, settings_type)
+    secrets = [key for key, one in known.items() if one.is_secret or key == "tenants"]
+    if file is None or not any(loaded.sources.get(key) == str(file) for key in secrets):
         return None
     if not file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
         return Finding(what="file", level="ok", found=f"only its owner reads {file}")
@@ -107,14 +108,17 @@ def _port(loaded: Loaded) -> str:
 
 
 def _model(loaded: Loaded) -> str:
-    folder = model_folder(loaded)
+    kind = registry.find(loaded.config.engine)
+    needs_weights = kind.needs_weights(loaded.of(kind.settings_type))
+    folder = model_folder(loaded, needs_weights=needs_weights)
     return "known to the engine alone" if folder == NO_MODEL else str(folder)
 
 
 def _engine(loaded: Loaded) -> str:
     config = loaded.config
     kind = registry.find(config.engine)
-    kind.check(model_folder(loaded), loaded.of(kind.settings_type))
+    settings = loaded.of(kind.settings_type)
+    kind.check(model_folder(loaded, needs_weights=kind.needs_weights(settings)), settings)
     return f"{kind.name}: {kind.summary}"
 
 

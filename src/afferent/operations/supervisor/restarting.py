@@ -18,6 +18,8 @@ _LOOK_S = 0.02
 FRONTEND_START_TIMEOUT_S = 120.0
 """Timeout for a frontend's successor to become ready."""
 _KILL_AFTER_S = 5.0
+ENGINE_ENDS_S = 10.0
+"""Time for an engine to end: 4 s for vLLM's own end, and its parent then removes its files."""
 
 
 class Host(Protocol):
@@ -129,7 +131,7 @@ class Restarts:
             await self._until(lambda: not self._board.num_inside, self._drain_timeout_s)
             if left := self._board.num_inside:
                 tell(f"{left} requests took longer than --drain-timeout-s, and are given up")
-            await self._end(parts, signal.SIGTERM, _KILL_AFTER_S)
+            await self._end(parts, signal.SIGTERM, ENGINE_ENDS_S)
             tell(f"{', '.join(part.name for part in parts)}: ended, and started again")
             await self._engine_is_ready(parts)
         finally:

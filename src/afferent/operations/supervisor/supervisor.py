@@ -25,7 +25,7 @@ from afferent.errors import ConfigError
 from afferent.operations.supervisor import control
 from afferent.operations.supervisor.parts import Part, Plan
 from afferent.operations.supervisor.preparing import prepare
-from afferent.operations.supervisor.restarting import Restarts
+from afferent.operations.supervisor.restarting import ENGINE_ENDS_S, Restarts
 from afferent.operations.supervisor.watching import Watcher
 from afferent.runtime import logs
 from afferent.runtime.listening import Port
@@ -40,6 +40,10 @@ _RESTART_S = 0.05
 _RESTART_FAILED_S = 1.0
 """Delay after a failed start; it doubles with each further failure."""
 _TERMINATE_TIMEOUT_S = 5.0
+
+
+def _end_at_once(signum: int, _frame: object) -> None:
+    raise SystemExit(128 + signum)
 
 
 class Supervisor:
@@ -76,6 +80,8 @@ class Supervisor:
             UnsupportedModel: The model can't be served; likewise.
         """
         logs.configure("supervisor", level=self._config.log_level, format=self._config.log_format)
+        # The first process of a container would ignore the signal until `_serve` handles it.
+        signal.signal(signal.SIGTERM, _end_at_once)
         with contextlib.ExitStack() as owned:
             # Before the event loop exists: its signal handlers would delay Ctrl-C until a download
             # ends.
@@ -350,7 +356,7 @@ class Supervisor:
         await self._terminate(fronts, self._config.drain_timeout_s + _TERMINATE_TIMEOUT_S)
         store = self._parts["store"]
         rest = [part for part in self._parts.values() if part not in (*fronts, store)]
-        await self._terminate(rest, _TERMINATE_TIMEOUT_S)
+        await self._terminate(rest, ENGINE_ENDS_S)
         await self._terminate([store], _TERMINATE_TIMEOUT_S)
 
     async def _terminate(self, parts: list[Part], timeout_s: float) -> None:

@@ -168,14 +168,14 @@ class EngineLoop:
         self._requests[run.sequence_id] = run
         self._spawn(self._accept(run))
 
-    def end_session(self, session_id: str) -> None:
+    def end_session(self, session_id: str, frontend: wire.AsyncChannel) -> None:
         """Release the sequence of a session, after a while unless an answer is written; ignore
-        unknown ones.
+        unknown ones, and those that another frontend continues.
 
         So a client that comes back by another connection continues it.
         """
         session = self._sessions.get(session_id)
-        if session is None or session.ending is not None:
+        if session is None or session.ending is not None or session.frontend is not frontend:
             return
         run = self._requests.get(session.sequence_id)
         if run is not None and run.request.has_answer:
@@ -209,7 +209,7 @@ class EngineLoop:
             if run.request.has_answer:
                 self.abort(run.sequence_id)
         for session_id in [s for s, each in self._sessions.items() if each.frontend is frontend]:
-            self.end_session(session_id)
+            self.end_session(session_id, frontend)
 
     def fail_all(self, error: AfferentError) -> None:
         """Fail all requests: the workers are lost."""
@@ -314,7 +314,8 @@ class EngineLoop:
         session_id, session = request.session_id, self._sessions.get(request.session_id)
         if not request.start:
             if session is not None:
-                self.abort(session.sequence_id)
+                lost = SessionLost("another connection continues this session")
+                self._fail(session.sequence_id, lost)
             session = _Session(run.sequence_id, run.frontend)
         elif session is None or not session.is_idle or session.num_tokens != request.start:
             raise SessionLost("the engine has not kept this session; begin it again")

@@ -123,9 +123,9 @@ class EngineCore:
         if self._loop is not None:
             self._loop.abort(request_id)
 
-    def on_end_session(self, session_id: str) -> None:
+    def on_end_session(self, channel: wire.AsyncChannel, session_id: str) -> None:
         if self._loop is not None:
-            self._loop.end_session(session_id)
+            self._loop.end_session(session_id, channel)
 
     def on_find_session(self, channel: wire.AsyncChannel, session_id: str) -> None:
         found = None if self._loop is None else self._loop.find_session(session_id)
@@ -195,7 +195,7 @@ class _Connection:
             case remote.Abort(request_id=request_id):
                 self._core.on_abort(request_id)
             case remote.EndSession(session_id=session_id):
-                self._core.on_end_session(session_id)
+                self._core.on_end_session(self._channel, session_id)
             case remote.FindSession(session_id=session_id):
                 self._core.on_find_session(self._channel, session_id)
             case remote.AskStats():
