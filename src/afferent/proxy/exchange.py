@@ -41,7 +41,7 @@ from afferent.proxy.reference_stage import Referenced, ReferenceStage
 from afferent.proxy.request_scope import RequestScope, RequestScopes
 from afferent.proxy.responses import path_of, refusal
 from afferent.proxy.shown_documents import documents_in, show
-from afferent.proxy.tenancy import SALTED, Tenancy
+from afferent.proxy.tenancy import SALTED, Tenancy, plain_path
 from afferent.proxy.upstream_answers import without_references
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.trace import Trace
@@ -220,7 +220,9 @@ class Passage:
     def _place_of(self, request: Request) -> str:
         """Return the path at which its media are looked for."""
         path = path_of(request)
-        return path if self._inline is None else media_locations.as_read_by_any_server(path)
+        if self._inline is None:
+            return path
+        return media_locations.as_read_by_any_server(plain_path(path))
 
     def _request_of(self, exchange: _Exchange) -> UpstreamRequest:
         """Return the request as it is passed on now, without its body."""

@@ -37,7 +37,6 @@ from afferent.proxy.document_places import (
     image_source,
     video_place,
 )
-from afferent.proxy.tenancy import plain_path
 from afferent.types import Modality
 
 MEDIA_KEYS: Final = MediaKeys(
@@ -162,15 +161,15 @@ REPEATING: Final = frozenset({"/rerank", "/v1/rerank", "/v2/rerank"})
 """Endpoints whose answers repeat media of the request."""
 
 
-def as_read_by_any_server(path: str) -> str:
+def as_read_by_any_server(plain: str) -> str:
     """Return the endpoint of `TABLE` that a server could take a path for, such as one without
-    ``/v1`` or with a slash at its end; the path itself if there is none.
+    ``/v1``; the path itself if there is none.
+
+    Args:
+        plain: As `tenancy.plain_path` returns it.
     """
-    if path in TABLE:
-        return path
-    plain = plain_path(path)
     ends = [each for each in TABLE if plain.endswith((each, each.removeprefix("/v1")))]
-    return max(ends, key=len, default=path)
+    return max(ends, key=len, default=plain)
 
 
 def paths_at(path: str) -> frozenset[tuple[str, ...]]:
