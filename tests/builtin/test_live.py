@@ -291,6 +291,11 @@ def test_event_without_media_has_a_limit(address: str) -> None:
         await live.send_text(f'{{"type": "session.update", "session": {{"tools": [{tools}0]}}}}')
         error = (await live.until("error")).error
         assert error.message == "the event has more than 1048576 bytes"
+        update = f'"type": "session.update", "session": {{"tools": [{tools}0]}}'
+        await live.send_text(f'{{{update}, "type": "input_audio_buffer.append"}}')
+        error = (await live.until("error")).error
+        assert error.code == "invalid_request"
+        assert "session.update" in error.message, "it was read as one, for a second"
 
     run(address, main)
 

@@ -33,6 +33,7 @@ from tests.builtin.frontends import SHAPES, preprocess_worker
 from tests.builtin.live import Live, connected, image_part, live_server, text_part
 from tests.images import encoded
 from tests.models import make_llava, make_one_token
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -117,6 +118,29 @@ def test_templates_that_count_pictures_or_join_messages_are_not_appended(
     assert prompts.can_append
     assert not PromptBuilder(tmp_path, family_of(tmp_path)).can_append
     assert not PromptBuilder(SHAPES, family_of(SHAPES)).can_append
+
+
+def test_answer_whose_sequence_the_engine_has_lost_begins_another(
+    address: str, folder: Path, prompts: PromptBuilder
+) -> None:
+    engine = SessionEngine(prompts)
+
+    async def main() -> None:
+        async with (
+            live_server(address, engine=engine, folder=folder) as url,
+            connected(url) as live,
+        ):
+            await live.add(text_part("one?"))
+            assert (await live.answer()).status == "completed"
+            await live.add(text_part("two?"))
+            await until(lambda: not engine.requests[-1].has_answer)  # the item was computed
+            num_before = len(engine.requests)
+            engine.losses = iter([True])
+            assert (await live.answer()).status == "completed"
+            assert [each.start > 0 for each in engine.requests[num_before:]][:2] == [True, False]
+            assert engine.requests[num_before].has_answer
+
+    asyncio.run(main())
 
 
 def test_answer_computes_only_what_is_new(

@@ -360,6 +360,19 @@ def test_requests_that_fail_together_are_all_sent_again_and_cost_the_budget_once
     run(replicas, life)
 
 
+def test_overload_is_answered_when_the_budget_of_retries_is_spent(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def life(client: HttpClient) -> None:
+        client._budget.left = 2
+        monkeypatch.setattr(placement_module, "_RETRIES_A_REQUEST", 0)
+        (await favourite(client, replicas)).status = 503
+        found = await asyncio.gather(*(asked(client, request()) for _ in range(6)))
+        assert sorted(status for status, _ in found) == [200] * 2 + [503] * 4
+
+    run(replicas, life)
+
+
 def test_field_of_a_client_that_an_answer_repeats_fits(replicas: Replicas) -> None:
     async def life(client: HttpClient) -> None:
         bad = await favourite(client, replicas)

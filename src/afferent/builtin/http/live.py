@@ -101,8 +101,9 @@ class LiveConnection:
         if self._newest.get(self._context.id) is not self:
             return  # another one continues the session
         del self._newest[self._context.id]
-        if self._context.sequence is not None:
-            self._context.sequence.close()
+        # The engine may have a sequence of an earlier connection.
+        if (engine := self._context.pipeline.live_engine()) is not None:
+            engine.end_session(self._context.id)
 
     async def run(self) -> None:
         """Apply events until the client leaves."""
@@ -168,7 +169,7 @@ class LiveConnection:
             if head.type not in _WITH_MEDIA and len(text) > _MAX_EVENT_NBYTES:
                 raise InvalidRequest(f"the event has more than {_MAX_EVENT_NBYTES} bytes")
             if head.type != api.ItemCreate.__struct_config__.tag:
-                return self._apply(job, text)
+                return self._apply(job, text, head.type)
             self._items.begin()
         except AfferentError as error:
             if isinstance(error, NoPermitLeft):
@@ -190,10 +191,10 @@ class LiveConnection:
             LIVE_ITEMS.labels("refused").inc()
             raise
 
-    async def _apply(self, job: _Job, text: bytes) -> None:
+    async def _apply(self, job: _Job, text: bytes, kind: str) -> None:
         await job.turn.wait()
         items, send = self._items, self._context.send
-        match event := api.read_event(text):
+        match event := api.read_event(text, kind):
             case api.SessionUpdate(session=given):
                 await self._update(given)
             case api.ItemRetrieve(item_id=item_id):

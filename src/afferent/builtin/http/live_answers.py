@@ -140,6 +140,7 @@ class LiveAnswers:
             except AfferentError as error:  # such as a full store: the connection goes on
                 await self._give_up(error, begun, events)
                 return
+            item = self._items.get(begun.id)  # it may have been complete already
             reason = {"reason": "client_cancelled"}
             with contextlib.suppress(WebSocketDisconnect, RuntimeError):
                 await send(*events.end(item, text, "cancelled", before, None, reason))
@@ -154,11 +155,14 @@ class LiveAnswers:
 
     async def _give_up(self, error: Exception, begun: LiveItem, events: ResponseEvents) -> None:
         """End an answer that failed, and report it."""
-        self._session.drop_answer(begun.id)
         self._is_writing = False
+        if self._context.log.has(begun.id):  # its time was over while it was stored
+            await self._items.remove([begun.id])
+        else:
+            self._session.drop_answer(begun.id)
+            await self._context.send(ev.event("conversation.item.deleted", item_id=begun.id))
         details = {"error": ev.error_of(failure_of(error), events.id)}
-        deleted = ev.event("conversation.item.deleted", item_id=begun.id)
-        await self._context.send(deleted, events.done("failed", details=details))
+        await self._context.send(events.done("failed", details=details))
 
     async def _write_in(
         self,
@@ -185,8 +189,13 @@ class LiveAnswers:
         described = ev.usage_json(usage)
         self._is_writing = False
         await send(*events.end(item, answer.text, status, before, described, details))
-        await self._items.trim()
         self._context.has_new.set()
+        try:
+            await self._items.trim()
+        except SessionContinued:
+            raise
+        except AfferentError as error:  # the next item or answer tries again
+            log.debug("items were not removed", extra={"reason": error.code})
 
     async def _keep(self, item: LiveItem) -> str | None:
         """Add an answer to the log; return the id of the item before it."""

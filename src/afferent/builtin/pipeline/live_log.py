@@ -12,6 +12,7 @@ when they are the least recently used.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Annotated, Final
@@ -61,6 +62,17 @@ class _Head(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 _change_decoder = msgspec.msgpack.Decoder(Change)
 _chunk_decoder = msgspec.msgpack.Decoder(_Chunk)
 _head_decoder = msgspec.msgpack.Decoder(_Head)
+
+
+def _most_unjoined_nbytes(change: Change) -> float:
+    """Return the limit for a change: an answer has room beyond that of what clients send."""
+    match change:
+        case Removed() | Continued():
+            return math.inf
+        case Added(item) if item.turn.role == "assistant":
+            return _MAX_UNJOINED_NBYTES + 2 * MAX_CHANGE_NBYTES
+        case _:
+            return _MAX_UNJOINED_NBYTES
 
 
 class LiveLog:
@@ -129,12 +141,16 @@ class LiveLog:
 
     async def _append(self, change: Change) -> None:
         async with self._lock:
-            if isinstance(change, Added) and change.item.id in self._chunk_of:
+            if isinstance(change, Added) and self.has(change.item.id):
                 return
             await self._write(change)
             self._apply(change)
             while len(self._changes) >= CHUNK_CHANGES and await self._roll():
                 pass
+
+    def has(self, item_id: str) -> bool:
+        """Return whether it has an item."""
+        return item_id in self._chunk_of
 
     def close(self) -> None:
         """Unpin the session; it can be continued until it is evicted."""
@@ -154,7 +170,7 @@ class LiveLog:
         if len(data) > MAX_CHANGE_NBYTES:
             raise InvalidRequest(f"the item has more than {MAX_CHANGE_NBYTES} bytes without media")
         unjoined = sum(handle.nbytes for handle in self._handles)
-        if unjoined + len(data) > _MAX_UNJOINED_NBYTES:
+        if unjoined + len(data) > _most_unjoined_nbytes(change):
             raise InvalidRequest("the session's last changes have too many bytes; begin another")
         claim = Claim(self._change_key(self._next), ObjectKind.RECORDS, len(data))
         (outcome,) = await self._store.acquire(self._lease, [claim])

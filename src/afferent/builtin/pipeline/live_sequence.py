@@ -27,6 +27,7 @@ from afferent.builtin.pipeline.request import (
     GenerateRequest,
     Message,
     Output,
+    PromptInfo,
     TemplateOptions,
     TextPart,
 )
@@ -92,10 +93,6 @@ class LiveSequence:
         """Note that an item was added before the last one."""
         self._is_stale = True
 
-    def close(self) -> None:
-        """Leave the sequence to the engine, which ends it if no other frontend continues it."""
-        self._engine.end_session(self._id)
-
     async def feed(self, own: RequestScope, share: Share, instructions: str) -> None:
         """Compute the items that are not in the sequence yet.
 
@@ -128,10 +125,10 @@ class LiveSequence:
                     try:
                         async with aclosing(self._try(request, own, answer_id)) as outputs:
                             async for output in outputs:
-                                has_output = True
+                                has_output |= not isinstance(output, PromptInfo)
                                 yield output
                         break
-                    except SessionLost:
+                    except SessionLost:  # a new sequence can't continue an answer
                         self._is_stale = True
                         if has_output or not left:
                             raise

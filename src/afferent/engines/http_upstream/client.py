@@ -394,7 +394,8 @@ class HttpClient:
                         raise
                 else:
                     self._note(server, has_failed=answer.status in _FAILURES)
-                    if not may_retry or answer.status not in _AGAIN:
+                    is_again = may_retry and answer.status in _AGAIN and self._budget.has_any
+                    if not is_again:
                         stack.push_async_exit(attempt.pop_all())
                         self._prefixes.note(spot.blocks, server.replica.name)
                         return answer

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import wave
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -234,6 +234,7 @@ class EventHead(Struct):
 
 
 _decoder = msgspec.json.Decoder(AnyEvent)
+_decoders = {each.__struct_config__.tag: msgspec.json.Decoder(each) for each in get_args(AnyEvent)}
 _head_decoder = msgspec.json.Decoder(EventHead)
 
 
@@ -246,13 +247,16 @@ def read_head(text: bytes) -> EventHead:
     return schema.decode(_head_decoder, text, None)
 
 
-def read_event(text: bytes) -> AnyEvent:
+def read_event(text: bytes, kind: str = "") -> AnyEvent:
     """Return an event.
+
+    Args:
+        kind: The type in its head; then an event with two types is refused before it is read.
 
     Raises:
         InvalidRequest: It is not of the schema, or of an unknown type.
     """
-    event: AnyEvent = schema.decode(_decoder, text, None)
+    event: AnyEvent = schema.decode(_decoders.get(kind, _decoder), text, None)
     return event
 
 
