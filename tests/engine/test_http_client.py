@@ -127,6 +127,17 @@ async def favourite(client: HttpClient, replicas: Replicas) -> Replica:
     return found
 
 
+async def held(
+    client: HttpClient, replicas: Replicas, number: int = 1
+) -> tuple[Replica, list[asyncio.Task[tuple[int, bytes]]]]:
+    """Return a server that answers no request, and requests that it has."""
+    server = await favourite(client, replicas)
+    replicas.hold(is_held=True, replicas=[server])
+    waiting = [asyncio.create_task(asked(client, request())) for _ in range(number)]
+    await until(lambda: server.num_running == number)
+    return server, waiting
+
+
 @pytest.mark.parametrize("failure", ["status", "hangs_up"])
 def test_failed_request_goes_to_another_server(replicas: Replicas, failure: str) -> None:
     async def life(client: HttpClient) -> None:
@@ -286,10 +297,7 @@ def test_answer_that_breaks_off_is_not_asked_again(replicas: Replicas) -> None:
 
 def test_request_to_frozen_server_goes_to_another(replicas: Replicas) -> None:
     async def life(client: HttpClient) -> None:
-        bad = await favourite(client, replicas)
-        replicas.hold(is_held=True, replicas=[bad])
-        waiting = asyncio.create_task(asked(client, request()))
-        await until(lambda: bad.num_running == 1)
+        bad, (waiting,) = await held(client, replicas)
         bad.is_frozen = True  # no health check is answered any more
         status, text = await asyncio.wait_for(waiting, 30)
         assert status == 200
@@ -304,10 +312,7 @@ def test_request_to_server_that_another_request_found_gone_goes_to_another(
     """The next health check found no change, so that the waiting request was not told."""
 
     async def life(client: HttpClient) -> None:
-        bad = await favourite(client, replicas)
-        replicas.hold(is_held=True, replicas=[bad])
-        waiting = asyncio.create_task(asked(client, request()))
-        await until(lambda: bad.num_running == 1)
+        bad, (waiting,) = await held(client, replicas)
         bad.health = 503
         (server,) = [each for each in client._servers.values() if each.base == bad.url]
         await until(lambda: server.replica.is_ready)  # by a health check that was on its way
@@ -325,10 +330,7 @@ def test_busy_server_keeps_its_requests_after_one_refused_connection(
     """One missed health check then counted as three."""
 
     async def life(client: HttpClient) -> None:
-        bad = await favourite(client, replicas)
-        replicas.hold(is_held=True, replicas=[bad])
-        waiting = asyncio.create_task(asked(client, request()))
-        await until(lambda: bad.num_running == 1)
+        bad, (waiting,) = await held(client, replicas)
         (server,) = [each for each in client._servers.values() if each.base == bad.url]
         bad.is_frozen = True
         await until(lambda: server._num_unanswered == 1)
@@ -348,10 +350,7 @@ def test_requests_that_fail_together_are_all_sent_again_and_cost_the_budget_once
     async def life(client: HttpClient) -> None:
         client._budget.left = 2
         monkeypatch.setattr(placement_module, "_RETRIES_A_REQUEST", 0)
-        bad = await favourite(client, replicas)
-        replicas.hold(is_held=True, replicas=[bad])
-        waiting = [asyncio.create_task(asked(client, request())) for _ in range(6)]
-        await until(lambda: bad.num_running == 6)
+        bad, waiting = await held(client, replicas, 6)
         bad.health = 503
         assert {status for status, _ in await asyncio.gather(*waiting)} == {200}
         assert client._budget.left == 0, "it was below, so that the next requests had no retries"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
@@ -41,16 +42,22 @@ def num_threads() -> int:
     return sum(thread.name == NAME for thread in threading.enumerate())
 
 
+def hanging(calls: BoundedCalls, is_over: threading.Event) -> Future[None]:
+    """Begin a call that hangs."""
+    has_begun = threading.Event()
+
+    def work() -> None:
+        has_begun.set()
+        is_over.wait()
+
+    future = calls.submit(work)
+    assert has_begun.wait(20.0)
+    return future
+
+
 def hang(calls: BoundedCalls, is_over: threading.Event, number: int) -> None:
     for _ in range(number):
-        has_begun = threading.Event()
-
-        def work(has_begun: threading.Event = has_begun) -> None:
-            has_begun.set()
-            is_over.wait()
-
-        future = calls.submit(work)
-        assert has_begun.wait(20.0)
+        future = hanging(calls, is_over)
         with pytest.raises(TierUnavailable):
             calls.result(future, soon(0.001))
 
@@ -122,14 +129,7 @@ def test_late_call_that_is_left_twice_gets_one_thread_in_its_place(
 ) -> None:
     """A batch leaves all its calls when one is late, so that each time a thread came for good."""
     for _ in range(5):
-        has_begun = threading.Event()
-
-        def work(has_begun: threading.Event = has_begun) -> None:
-            has_begun.set()
-            is_over.wait()
-
-        future = calls.submit(work)
-        assert has_begun.wait(20.0)
+        future = hanging(calls, is_over)
         for _ in range(2):
             calls.leave(future)
     assert num_threads() == 5 + NUM_THREADS
