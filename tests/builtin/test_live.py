@@ -288,10 +288,10 @@ def test_event_without_media_has_a_limit(address: str) -> None:
 
     async def main(live: Live) -> None:
         tools = "[]," * 400_000
-        await live.send_text(f'{{"type": "session.update", "session": {{"tools": [{tools}0]}}}}')
+        update = f'"type": "session.update", "session": {{"tools": [{tools}0]}}'
+        await live.send_text(f"{{{update}}}")
         error = (await live.until("error")).error
         assert error.message == "the event has more than 1048576 bytes"
-        update = f'"type": "session.update", "session": {{"tools": [{tools}0]}}'
         await live.send_text(f'{{{update}, "type": "input_audio_buffer.append"}}')
         error = (await live.until("error")).error
         assert error.code == "invalid_request"

@@ -31,9 +31,9 @@ async def store_at(address: str) -> AsyncIterator[AsyncDaemonStore]:
         yield store
 
 
-async def written(store: AsyncDaemonStore, number: int, *, lease: str = "first") -> LiveLog:
+async def written(store: AsyncDaemonStore, number: int) -> LiveLog:
     """Return the log of a new session with so many items."""
-    log = LiveLog(store, tenant="", session_id=SESSION, lease=lease)
+    log = LiveLog(store, tenant="", session_id=SESSION, lease="first")
     for each in range(number):
         await log.append(added(each))
     return log

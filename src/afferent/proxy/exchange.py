@@ -58,7 +58,7 @@ _EVENT = re.compile(rb"(?m)^event: ")
 _FAILURE = re.compile(rb"(?m)^(?:data: \{\"error\"|event: (?:error|response\.failed)$)")
 """Event that ends a stream with an error of the upstream."""
 _WITH_JSON = media_locations.TABLE.keys() | SALTED
-"""Endpoints whose bodies are read as JSON, whatever they are called, before any server."""
+"""Endpoints whose bodies are read as JSON with any media type, if any server may be behind."""
 _CONTROL = re.compile(r"[\0-\x1f\x7f]")
 
 

@@ -107,18 +107,21 @@ def _port(loaded: Loaded) -> str:
     return port.url
 
 
-def _model(loaded: Loaded) -> str:
+def _folder(loaded: Loaded) -> Path:
     kind = registry.find(loaded.config.engine)
     needs_weights = kind.needs_weights(loaded.of(kind.settings_type))
-    folder = model_folder(loaded, needs_weights=needs_weights)
+    return model_folder(loaded, needs_weights=needs_weights)
+
+
+def _model(loaded: Loaded) -> str:
+    folder = _folder(loaded)
     return "known to the engine alone" if folder == NO_MODEL else str(folder)
 
 
 def _engine(loaded: Loaded) -> str:
     config = loaded.config
     kind = registry.find(config.engine)
-    settings = loaded.of(kind.settings_type)
-    kind.check(model_folder(loaded, needs_weights=kind.needs_weights(settings)), settings)
+    kind.check(_folder(loaded), loaded.of(kind.settings_type))
     return f"{kind.name}: {kind.summary}"
 
 
