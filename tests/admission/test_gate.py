@@ -33,7 +33,12 @@ class FakeBudget:
         self.forgotten: list[str] = []
 
     async def reserve(
-        self, request: str, items: Sequence[ReserveItem], *, timeout_s: float
+        self,
+        request: str,
+        items: Sequence[ReserveItem],
+        *,
+        queue: bool = True,
+        timeout_s: float,
     ) -> None:
         await asyncio.sleep(0)
         self.now_s += self.wait_s

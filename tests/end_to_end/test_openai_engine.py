@@ -372,3 +372,16 @@ def test_stored_files_reach_the_engine_as_bytes(server: Server, replicas: Replic
     assert audio_part == {"type": "input_audio", "input_audio": audio}
     for id in ids:
         files.delete(id)
+
+
+def test_document_whose_pages_never_fit_is_refused_at_once(replicas: Replicas) -> None:
+    """A request keeps its pages: it must not wait for space that it has itself."""
+    noise = np.random.default_rng(1).integers(0, 256, (600, 600, 3), dtype=np.uint8)
+    data = pdfs.of_one_image(Image.fromarray(noise), num_pages=20)
+    file = {"type": "file", "file": {"file_data": url(data, "application/pdf"), "filename": "a"}}
+    arguments = ["--engine", "openai", "--engine-url", ",".join(replicas.urls)]
+    with Server(*arguments, "--arena-nbytes", "64MiB", "--raw-share", "0.2") as other:
+        answer = other.post(chat(file))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "arena_too_small")
+        said(other.post(chat({**file, "file": {**file["file"], "pages": "1-2"}})))
+        wait_until(lambda: pinned_nbytes(other) == 0)

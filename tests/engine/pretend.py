@@ -71,7 +71,9 @@ class PretendWorker:
         self.known: dict[str, list[int]] = {}
         self.embeddings: set[bytes] = set()
         self._frames: asyncio.Queue[bytes] = asyncio.Queue()
-        self.channel = wire.AsyncChannel(self._frames.put_nowait, self.is_cut.set)
+        self.channel = wire.AsyncChannel(
+            self._frames.put_nowait, self.is_cut.set, max_nbytes=m.MAX_WORK_NBYTES
+        )
         self._task: asyncio.Task[None] | None = None
 
     async def come(self, address: str) -> None:

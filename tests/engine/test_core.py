@@ -19,7 +19,7 @@ from afferent.builtin.engine import messages as m
 from afferent.builtin.engine.core import loop, ranks
 from afferent.builtin.engine.core.pins import Wanted
 from afferent.builtin.engine.kv_budget import KvBudget
-from afferent.engines.protocol import Accepted, EngineInfo, KeptSession, Tokens
+from afferent.engines.protocol import Accepted, EngineInfo, EngineRequest, KeptSession, Tokens
 from afferent.engines.remote import messages as remote
 from afferent.errors import (
     DeadlineExceeded,
@@ -36,8 +36,8 @@ from afferent.runtime import wire
 from afferent.store.block import codec
 from afferent.store.daemon.server import StoreServer
 from afferent.store.protocol.items import SealItem
-from afferent.types import ContentKey, CreateItem, MiB, ObjectKind, encode
-from tests.engine.pretend import EOS, bench_of, key_of, request, tokens_of
+from afferent.types import ContentKey, CreateItem, MiB, ObjectKind, Sampling, encode
+from tests.engine.pretend import EOS, ROW_NBYTES, bench_of, key_of, request, tokens_of
 from tests.waiting import until
 
 SHARES = {ObjectKind.RAW: 0.25, ObjectKind.FEATURES: 0.5, ObjectKind.EMBEDDINGS: 0.25}
@@ -659,3 +659,29 @@ def test_sessions_stay_for_another_frontend_and_end_with_the_workers(
                 await tokens_of(bench, of_session("e4", 4, 6))
 
     asyncio.run(main())
+
+
+def test_step_that_begins_long_prompts_is_one_message_of_any_length(address: str) -> None:
+    """Together, the prompts are longer than any other message may be."""
+
+    async def run() -> None:
+        num_tokens = 600_000
+        info = EngineInfo(1 << 20, [EOS], embed_nbytes=ROW_NBYTES)
+        async with bench_of(address, info=info, max_num_batched_tokens=1 << 22) as bench:
+            worker = await bench.add_worker()
+            await bench.ready()
+            worker.hold.clear()
+            first = asyncio.create_task(tokens_of(bench, request("a", 10)))
+            await until(lambda: len(worker.works) == 1)
+            asked = [
+                EngineRequest(name, [100_000] * num_tokens, [], Sampling(max_tokens=1))
+                for name in ("b", "c")
+            ]
+            answers = [asyncio.create_task(tokens_of(bench, each)) for each in asked]
+            await until(lambda: len(bench.core._loop._requests) == 3)
+            worker.hold.set()
+            assert await asyncio.gather(*answers) == [[num_tokens]] * 2
+            await first
+            assert max(len(encode(work)) for work in worker.works) > wire.MAX_FRAME_NBYTES
+
+    asyncio.run(run())

@@ -247,3 +247,30 @@ def test_restart_engine_without_successor_opens_doors(
             assert not server.board.are_doors_closed
 
     asyncio.run(run())
+
+
+def test_restart_engine_waits_for_counts_written_after_doors_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A count of 0 may be the last word of a frontend that was replaced: its successor is busy."""
+
+    async def run() -> None:
+        async with house() as server:
+            pid, looks = server.pid("engine"), []
+            read = server.board.read
+            monkeypatch.setattr(server.board, "read", lambda names: looks.append(0) or read(names))
+            server.board.beat("front")
+            server.board.count_inside("front", 0)
+            restarting = asyncio.create_task(server.restart("engine"))
+            await until(lambda: len(looks) > 2)
+            assert server.pid("engine") == pid, "the frontend has not counted yet"
+            server.board.count_inside("front", 1)
+            server.board.beat("front")
+            looks.clear()
+            await until(lambda: len(looks) > 2)
+            assert server.pid("engine") == pid, "a request is in flight"
+            server.board.count_inside("front", 0)
+            assert await restarting == ""
+            assert server.pid("engine") != pid
+
+    asyncio.run(run())

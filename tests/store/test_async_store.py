@@ -13,9 +13,10 @@ from afferent.errors import FormatError, StoreUnavailable
 from afferent.runtime.wire import FrameCutter
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import MAX_ITEMS, Queue
-from afferent.types import CreateItem, ObjectKind
+from afferent.types import CreateItem, Handle, ObjectKind
 from tests.store.stores import SharedDaemon
 
+HANDLE = Handle(1, 0, 64, 1)
 Writes = list[list[str]]
 """The verbs in each write to the socket."""
 
@@ -59,8 +60,8 @@ def test_what_nobody_waits_for_goes_by_itself_after_a_moment(
 ) -> None:
     async def work(store: AsyncDaemonStore, writes: Writes) -> None:
         for _ in range(2):
-            store.unpin("r", [])
-            store.unpin("s", [])
+            store.unpin("r", [HANDLE])
+            store.unpin("s", [HANDLE])
             assert not writes
             async with asyncio.timeout(30):
                 while not writes:
@@ -142,10 +143,10 @@ def test_what_is_said_after_the_end_is_not_sent(
     daemon: SharedDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work(store: AsyncDaemonStore, writes: Writes) -> None:
-        store.unpin("r", [])
+        store.unpin("r", [HANDLE])
         await store.close()
         assert writes == [["release"]]
-        store.unpin("s", [])
+        store.unpin("s", [HANDLE])
         with pytest.raises(StoreUnavailable):
             await store.stat()
         assert writes == [["release"]]

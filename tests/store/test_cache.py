@@ -16,6 +16,7 @@ import pytest
 
 from afferent import keys
 from afferent.errors import ArenaTooSmall, FormatError, StaleHandle, StoreFull
+from afferent.store.block import codec
 from afferent.store.client.async_item_cache import AsyncItemCache
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.client.daemon_store import DaemonStore
@@ -24,7 +25,7 @@ from afferent.store.client.local_store import LocalStore
 from afferent.store.client.operations import Loaded
 from afferent.store.client.store import Store
 from afferent.store.daemon.server import StoreServer
-from afferent.store.protocol.items import Find
+from afferent.store.protocol.items import MAX_ITEMS, Find
 from afferent.store.protocol.results import ObjectInfo
 from afferent.types import ContentKey, MiB, Modality, ObjectKind
 from tests.server import wait_until
@@ -511,3 +512,52 @@ def test_arrays_that_are_gone_before_the_release_cost_no_message(
         del tree
         cache.release("request")
         assert told == []
+
+
+def test_more_arrays_than_one_message_may_name_keep_their_pins(daemon: SharedDaemon) -> None:
+    with DaemonStore(daemon.address, name="me", writable=True) as store, daemon.lent(store):
+        cache, key = ItemCache(store), key_of(1)
+        store.delete([key_of(number) for number in range(256)])
+        cache.set_data("request", {key: {"values": np.full(1000, 7.0)}})
+        trees = [cache.get_data("request", [key])[key] for _ in range(MAX_ITEMS + 1)]
+        cache.release("request")
+        store.delete([key])
+        fill_features(cache, 36.0)
+        assert all(tree["values"].mean() == 7.0 for tree in (trees[0], trees[-1]))
+        held = store.stat().kinds[ObjectKind.FEATURES].used_nbytes
+        trees.clear()
+        wait_until(lambda: store.stat().kinds[ObjectKind.FEATURES].used_nbytes < held)
+        cache.release("fill")
+
+
+# A request that waits for another one's item
+
+
+def test_item_that_another_request_has_published_is_found_at_once(
+    store: Store, cache: ItemCache
+) -> None:
+    key, tree = key_of(1), {"values": np.ones(4)}
+    (slot,) = cache.allocate("maker", {key: 4096})
+    (joined,) = cache.allocate("other", {key: 4096})
+    assert (joined.block, joined.is_ready) == (None, False)
+    assert slot.handle is not None
+    assert slot.block is not None
+    used = codec.write_into(tree, slot.block)
+    cache.publish("maker", {slot.handle: used})
+    assert list(cache.get_data("other", [key])) == [key]
+    for request in ("maker", "other"):
+        cache.release(request)
+
+
+def test_look_for_an_item_does_not_take_its_writing_over(store: Store, cache: ItemCache) -> None:
+    """The request that is next to write it learns this when it waits, not when it looks."""
+    key = key_of(1)
+    store.delete([key])
+    for request in ("maker", "other"):
+        cache.allocate(request, {key: 4096})
+    cache.release("maker")
+    assert cache.get_data("other", [key]) == {}
+    cache.set_data("other", {key: {"values": np.ones(4)}})
+    assert list(cache.get_data("third", [key])) == [key]
+    for request in ("other", "third"):
+        cache.release(request)

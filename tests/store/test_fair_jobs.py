@@ -158,3 +158,16 @@ def test_whose_a_request_is_is_forgotten_with_it(jobs: Jobs) -> None:
     jobs.ask("acme/2")
     jobs.store.die(FRONTEND)
     assert jobs.store.state._share_of((FRONTEND, "acme/2")) == Share()
+
+
+def test_time_of_a_worker_that_died_is_charged(jobs: Jobs) -> None:
+    """A tenant whose item kills a worker after a long time waits for the others' jobs."""
+    jobs.ask("bad/1", cost_us=SHORT_US)
+    jobs.take(SECOND)
+    jobs.store.now_s += 10.0
+    jobs.store.die(SECOND)
+    assert jobs.work(1) == ["bad/1"]
+    jobs.ask("bad/2", 3)
+    jobs.ask("good/1", 20)
+    done = jobs.work(20)
+    assert done.count("bad/2") <= 1, done

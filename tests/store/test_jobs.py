@@ -161,6 +161,20 @@ def test_a_key_that_killed_two_workers_is_refused_for_a_minute() -> None:
     assert isinstance(store.acquire(FRONTEND, "r"), Scheduled)
 
 
+def test_job_that_takes_each_worker_longer_than_crashes_are_known_ends() -> None:
+    """Each worker is killed at the job's timeout: a minute by default, or more."""
+    store = Store()
+    store.acquire(FRONTEND, "r")
+    wait = store.wait(FRONTEND, "r")
+    for worker in (WORKER, SECOND):
+        assert store.answer(FRONTEND, wait) is None
+        store.take(worker)
+        store.now_s += 300.0
+        store.die(worker)
+    assert code(store.outcome(FRONTEND, wait)) == "worker_died"
+    assert code(store.acquire(FRONTEND, "r")) == "quarantined"
+
+
 @pytest.mark.parametrize("event", ["made", "time"])
 def test_a_crashes_is_not_remembered_for_ever(event: str) -> None:
     store = Store()
@@ -171,6 +185,9 @@ def test_a_crashes_is_not_remembered_for_ever(event: str) -> None:
         store.finish(SECOND, store.take(SECOND))
         store.release(FRONTEND, "r")
         store.call(FRONTEND, requests.Delete, [KEY])
+        store.acquire(FRONTEND, "r")
+    if event == "time":
+        store.release(FRONTEND, "r")
         store.acquire(FRONTEND, "r")
     store.now_s = 61.0 if event == "time" else 1.0
     store.take(SECOND)

@@ -277,7 +277,8 @@ def test_a_daemon_keeps_no_descriptor_of_who_has_left(
         sock.sendall(wire.pack_frame(encode(Hello(VERSION, False, "abrupt", number))))
         sock.shutdown(socket.SHUT_RD)
         sock.close()
-    wait_until(lambda: daemon.num_fds() == before)
+    # The daemon may have read its cgroup at the first count: one file more.
+    wait_until(lambda: daemon.num_fds() <= before)
     wait_until(lambda: len(store.list_clients()) == 1)
 
 

@@ -70,7 +70,7 @@ def test_each_verb_has_a_method() -> None:
     store.get("r", [HANDLE])
     store.release("r")
     store.release_early("r", [HANDLE])
-    store.report_encoded([])
+    store.report_encoded([bytes(32)])
     store.check_pins("r", [HANDLE])
     store.reserve("r", [])
     store.unreserve("r", [])

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from afferent.errors import (
+    DeadlineExceeded,
     FormatError,
     NotPermitted,
     StaleHandle,
@@ -32,7 +33,7 @@ from afferent.store.client.local_store import LocalStore
 from afferent.store.client.store import Store
 from afferent.store.client.views import DroppedPins
 from afferent.store.daemon.server import StoreServer
-from afferent.store.protocol.items import Find, SealItem
+from afferent.store.protocol.items import Claim, Find, SealItem
 from afferent.store.protocol.requests import Get
 from afferent.store.protocol.results import Absent
 from afferent.types import CreateItem, Handle, KiB, MiB, ObjectKind, ReserveItem, TensorSpec
@@ -341,3 +342,29 @@ def test_notes_are_taken_by_several_at_a_time() -> None:
         sys.setswitchinterval(interval)
     left = [handle for handles in pins.take().values() for handle in handles]
     assert sorted(handle.offset for handle in [*taken, *left]) == list(range(20_000))
+
+
+def test_call_beside_a_long_one_ends_by_its_deadline(daemon: SharedDaemon) -> None:
+    """Messages without an answer are sent when the other thread's call has ended."""
+    item = CreateItem(FEATURES, 4096)
+    with (
+        DaemonStore(daemon.address, name="me", writable=True) as store,
+        daemon.lent(store),
+        DaemonStore(daemon.address, name="other", writable=True) as other,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        key = b"w" * 32
+        (handle,) = other.create("maker", [CreateItem(FEATURES, 4096, key)])
+        store.acquire("long", [Claim(key, FEATURES, 4096)])
+        (own,) = store.create("short", [item])
+        waiting = threads.submit(store.wait, "long", [key], timeout_s=60.0)
+        wait_until(store._lock.locked)
+        with pytest.raises(DeadlineExceeded):
+            store.reserve("short", [ReserveItem(FEATURES, 4096)], timeout_s=0.05)
+        store.forget("short")
+        assert not waiting.done(), "neither has waited for the other thread"
+        other.seal("maker", [SealItem(handle, 4096)])
+        waiting.result()
+        assert own not in {each.handle for each in store.list_objects()}
+        store.release("long")
+        other.release("maker")

@@ -9,12 +9,14 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
+import fsspec.core
 import pytest
 
 from afferent.tier.folder_tier import FolderTier
-from afferent.tier.local_files import File, LocalFiles
+from afferent.tier.local_files import LEFT_AFTER_S, File, LocalFiles
 from afferent.tier.protocol import PART_NBYTES, Value
 from afferent.tier.sealed import Sealer
 from afferent.tier.vault import REJECTED, Body, Vault, Wish
@@ -284,3 +286,23 @@ def test_a_value_longer_than_its_time_is_deleted_and_not_rejected(vault: Vault, 
     assert tier.exists_many([NAME], deadline_s=soon()) == [None]
     assert rejected("head") == before
     assert not path_of(root).exists()
+
+
+@pytest.mark.parametrize("scheme", ["file", "memory"])
+def test_listing_deletes_what_a_dead_writer_has_left(tmp_path: Path, scheme: str) -> None:
+    root = tmp_path / "tier"
+    tier = FolderTier(f"{scheme}://{root}")
+    assert tier.put_many([Value(NAME, b"head", BODY)], ttl_s=60.0, deadline_s=soon()) == [True]
+    system, at = fsspec.core.url_to_fs(f"{scheme}://{root}/{NAME.hex()[:2]}")
+    left, fresh, foreign = (f"{NAME.hex()}.{end}" for end in ("0" * 16, "1" * 16, "old"))
+    old_s = time.time() - LEFT_AFTER_S - 60.0
+    for name in (left, fresh, foreign):
+        system.pipe_file(f"{at}/{name}", b"a part")
+        if scheme == "file" and name != fresh:
+            os.utime(f"{at}/{name}", (old_s, old_s))
+        elif name != fresh:
+            system.store[f"{at}/{name}"].modified = datetime.fromtimestamp(old_s, UTC)
+    assert list(tier.names(deadline_s=soon())) == [NAME]
+    names = {str(path).rpartition("/")[2] for path in system.find(at)}
+    assert names == {NAME.hex(), fresh, foreign}
+    tier.close()

@@ -293,6 +293,45 @@ def test_a_full_server_says_so_and_keeps_no_part(tier: RedisTier, server: RedisS
     assert read(tier) == bytes(BODY)
 
 
+def test_value_of_one_part_is_written_by_one_command(server: RedisServer) -> None:
+    """Two nodes write one name at the same time: no header meets the other's body."""
+    tier = RedisTier(server.url)
+    name = b"1" * 32
+    with server.client() as client:
+        client.config_resetstat()
+        values = [Value(name, bytes([i]) * 9, memoryview(bytes([i]) * 100)) for i in range(2)]
+        assert tier.put_many(values, ttl_s=60, deadline_s=soon(20.0)) == [True, True]
+        (found,) = tier.exists_many([name], deadline_s=soon(20.0))
+        target = memoryview(bytearray(100))
+        assert tier.get_many_into([Wanted(name, target)], deadline_s=soon(20.0)) == [True]
+        assert found is not None
+        assert (found.head, bytes(target)) == (b"\1" * 9, b"\1" * 100)
+        stats: Any = client.info("commandstats")
+        assert (stats["cmdstat_mset"]["calls"], "cmdstat_set" in stats) == (2, False)
+        keys = [key for key in server.all_keys() if name.hex().encode() in key]
+        assert len(keys) == 2
+        assert all(0 < int(str(client.pttl(key))) <= 60_000 for key in keys), "both expire"
+    tier.close()
+
+
+def test_full_server_keeps_the_old_value_of_one_part(server: RedisServer) -> None:
+    tier = RedisTier(server.url)
+    value = Value(b"2" * 32, b"head", memoryview(b"body"))
+    assert tier.put_many([value], ttl_s=60, deadline_s=soon(20.0)) == [True]
+    with server.client() as client:
+        client.config_set("maxmemory-policy", "noeviction")
+        client.config_set("maxmemory", 1)
+        try:
+            new = Value(value.name, b"new", memoryview(b"new"))
+            assert tier.put_many([new], ttl_s=60, deadline_s=soon(20.0)) == [False]
+        finally:
+            client.config_set("maxmemory", 0)
+    (found,) = tier.exists_many([value.name], deadline_s=soon(20.0))
+    assert found is not None
+    assert found.head == b"head"
+    tier.close()
+
+
 def test_a_server_that_dies_and_comes_again() -> None:
     with RedisServer() as server:
         tier = RedisTier(server.url)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from afferent.errors import TierUnavailable
+from afferent.tier.claims import HeldClaims
 from afferent.tier.protocol import PART_NBYTES, Tier, Value
 from afferent.tier.sealed import Sealer
 from afferent.tier.vault import REJECTED, Body, Vault, Wish
@@ -103,6 +104,26 @@ def test_what_is_wrong_ends_the_reading(vault: Vault, lying: Lying) -> None:
     assert lying.num_parts_read < 10
 
 
+@pytest.mark.parametrize("becomes", ["another", "absent"])
+def test_value_replaced_between_header_and_body_is_not_rejected(
+    vault: Vault, lying: Lying, becomes: str
+) -> None:
+    put(vault, body=BODY[:100])
+    (head,) = vault.look_up([KEY], deadline_s=LONG_S)
+    assert head is not None
+    new = [Body(KEY, FEATURES, BODY[100:200])]
+    vault.put(new, ttl_s=60, deadline_s=LONG_S, replaces=True)
+    if becomes == "absent":
+        lying.change = lambda _number, data: lying.values.clear() or bytes(data)
+    before = rejected("body")
+    told: set[ContentKey] = set()
+    wish = Wish(head, memoryview(bytearray(100)))
+    assert vault.fetch([wish], deadline_s=LONG_S, rejected=told) == [False]
+    assert (rejected("body"), told) == (before, {KEY})
+    if becomes == "another":
+        assert fetch(vault, KEY) == [bytes(BODY[100:200])]
+
+
 def test_another_keys_value_is_refused(vault: Vault, lying: Lying) -> None:
     put(vault, OTHER)
     (name,) = lying.values
@@ -154,3 +175,14 @@ def test_heads_are_listed_and_strangers_told_apart(vault: Vault, lying: Lying) -
     lying.values[b"x" * 32] = Value(b"x" * 32, b"of somebody else", BODY)
     listed = [head for _, head in vault.heads(deadline_s=LONG_S)]
     assert sorted(head.key if head else b"" for head in listed) == [b"", KEY]
+
+
+def test_node_does_not_wait_for_a_claim_of_its_own(vault: Vault) -> None:
+    """Nobody here makes the object of a claim that is left: its job failed, or was not kept."""
+    claims, others = HeldClaims(vault), HeldClaims(vault)
+    assert claims.claim([(KEY, 5.0)], deadline_s=LONG_S) == [True]
+    assert claims.claim([(KEY, 5.0), (OTHER, 5.0)], deadline_s=LONG_S) == [True, True]
+    assert others.claim([(KEY, 5.0)], deadline_s=LONG_S) == [False]
+    claims.give_back(KEY, 1.0)
+    assert others.claim([(KEY, 5.0)], deadline_s=LONG_S) == [True]
+    assert claims.claim([(KEY, 5.0)], deadline_s=LONG_S) == [False]

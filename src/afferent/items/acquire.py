@@ -55,6 +55,7 @@ class Maker:
         *,
         room: Sequence[ReserveItem],
         in_turn: bool,
+        may_wait: bool = True,
     ) -> list[Outcome]:
         """Pin existing objects, and queue jobs for the others, once there is space for all.
 
@@ -65,10 +66,11 @@ class Maker:
             room: Space for missing objects, and for pins on existing ones.
             in_turn: Wait at the concurrency limit too. No wait for bytes may follow: requests with
                 bytes that wait for a permit would deadlock with it.
+            may_wait: Whether to wait for space.
 
         Raises:
             ArenaTooSmall: The arena is too small for them.
-            StoreFull: Too many requests wait for space.
+            StoreFull: Too many requests wait for space, or there is none and it may not wait.
             NoPermitLeft: Too many requests wait for a permit.
             DeadlineExceeded: It was not granted in time.
         """
@@ -76,7 +78,7 @@ class Maker:
             self.check_share(kind, [item.nbytes for item in room if item.kind is kind])
         start_ns = time.monotonic_ns()
         with trace.at("admission"):
-            await self._gate.admit(request_id, room)
+            await self._gate.admit(request_id, room, may_wait=may_wait)
             trace.stage(start_ns, "room_for_features")
             if in_turn and self._gate.is_counting:
                 start_ns = time.monotonic_ns()

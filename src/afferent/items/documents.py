@@ -308,8 +308,14 @@ class DocumentReader:
             known = await self._known(request, pages, max_pixels)
         missing = list(dict.fromkeys(page for page in pages if page not in known))
         kept = [page for page in missing if keeps_bytes or page.size is None]
+        held = [handle.nbytes for handle in handles]
         for run in self._runs(kept):
-            known |= await self._kept(request, run, max_pixels, inner)
+            self._maker.check_share(ObjectKind.RAW, [*held, _nbytes_of(run)])
+            # A request with pages must not wait for more space: it might wait for itself.
+            may_wait = len(held) == len(handles)
+            done, nbytes = await self._kept(request, run, max_pixels, inner, may_wait=may_wait)
+            known |= done
+            held += [nbytes] if nbytes else []
         made = [page for page in missing if page not in known]
         beginning = _Beginning(opened, pages, begun)
         beginning.add(known)
@@ -450,17 +456,30 @@ class DocumentReader:
             yield run
 
     async def _kept(
-        self, request: ItemRequest, run: Sequence[_Page], max_pixels: int, trace: Trace
-    ) -> dict[_Page, Page]:
-        """Render pages whose images stay pinned by the request."""
-        rendered = await self._render(request.request_id, run, trace)
-        raw, _ = rendered[0]
-        if run[0].size is None and raw.handle is not None:
-            await self._store.release(request.request_id, [raw.handle])
-        return {
+        self,
+        request: ItemRequest,
+        run: Sequence[_Page],
+        max_pixels: int,
+        trace: Trace,
+        *,
+        may_wait: bool,
+    ) -> tuple[dict[_Page, Page], int]:
+        """Render pages whose images stay pinned by the request.
+
+        Returns:
+            The pages, and the number of bytes that stay pinned: none for pages without an image.
+        """
+        rendered = await self._render(request.request_id, run, trace, may_wait=may_wait)
+        handle, nbytes = rendered[0][0].handle, 0
+        if handle is not None and run[0].size is None:
+            await self._store.release(request.request_id, [handle])
+        elif handle is not None:
+            nbytes = handle.nbytes
+        pages = {
             page: _as_page(page, record, max_pixels, raw)
             for page, (raw, record) in zip(run, rendered, strict=True)
         }
+        return pages, nbytes
 
     async def _made(
         self,
@@ -542,9 +561,13 @@ class DocumentReader:
         return made
 
     async def _render(
-        self, lease: str, run: Sequence[_Page], trace: Trace
+        self, lease: str, run: Sequence[_Page], trace: Trace, *, may_wait: bool = True
     ) -> list[tuple[RawMedia, _PageRecord]]:
-        """Have the pages of a run rendered; their object is pinned by the lease."""
+        """Have the pages of a run rendered; their object is pinned by the lease.
+
+        Args:
+            may_wait: Whether to wait for space.
+        """
         first = run[0]
         kind = first.document.part.modality
         if first.document.file is None:
@@ -557,13 +580,14 @@ class DocumentReader:
             first.has_text,
         )
         key = keys.frame(_PAGE_TAG, *(part for page in run for part in page.name))
-        nbytes = pages_nbytes((page.image_nbytes, page.text_nbytes) for page in run)
+        nbytes = _nbytes_of(run)
         asked = Queue(key, ObjectKind.RAW, nbytes, [handle], encode(job), cost_us(job))
         with _blaming(f"page {first.number} of the {kind}" if len(run) == 1 else f"the {kind}"):
             outcomes = await self._maker.acquire(
                 *(lease, [asked], trace),
                 room=[ReserveItem(ObjectKind.RAW, nbytes)],
                 in_turn=False,
+                may_wait=may_wait,
             )
             (outcome,) = await self._maker.settle(
                 *(lease, [key], outcomes, trace), stage="wait_for_page"
@@ -620,6 +644,11 @@ def _marked(page: Page, *, is_new: bool) -> Page:
         return page
     source = replace(page.image.source, is_new=is_new)
     return replace(page, image=replace(page.image, source=source))
+
+
+def _nbytes_of(run: Sequence[_Page]) -> int:
+    """Return the most bytes of the object with the pages of a run."""
+    return pages_nbytes((page.image_nbytes, page.text_nbytes) for page in run)
 
 
 def _png_nbytes(size: tuple[int, int] | None) -> int:

@@ -11,8 +11,12 @@ _RETRY_AFTER_S = 5.0
 class Doors:
     """Admission switch of one process.
 
+    While a frontend is replaced, the old process and its successor write the same count. So each
+    heartbeat repeats it.
+
     Invariants:
-        - The heartbeat table has the number of requests in ``_inside``.
+        - The heartbeat table has the number of requests in ``_inside``, at the latest with the next
+          heartbeat.
     """
 
     def __init__(self, board: Board, name: str) -> None:
@@ -31,10 +35,14 @@ class Doors:
             error.retry_after_s = _RETRY_AFTER_S
             raise error
         self._inside.add(request_id)
-        self._board.count_inside(self._name, len(self._inside))
+        self.count()
 
     def leave(self, request_id: str) -> None:
         """Stop counting a request, if it was admitted."""
         if request_id in self._inside:
             self._inside.remove(request_id)
-            self._board.count_inside(self._name, len(self._inside))
+            self.count()
+
+    def count(self) -> None:
+        """Write the number of requests in flight into the heartbeat table."""
+        self._board.count_inside(self._name, len(self._inside))

@@ -193,7 +193,6 @@ async def serve(
     store = await AsyncDaemonStore.connect(settings.store_address, name=child.name, writable=True)
     background = [
         asyncio.create_task(push_counts(store)),
-        asyncio.create_task(child.keep_beating()),
         asyncio.create_task(count_lateness()),
     ]
     gate = Gate(
@@ -202,7 +201,10 @@ async def serve(
         max_concurrency=config.max_mm_preprocess_concurrency,
         max_uploads_nbytes=int(store.capacity_nbytes * config.shares[ObjectKind.RAW] / 2),
     )
-    doors = Doors(child.board, child.name) if child.board is not None else None
+    doors = None
+    if child.board is not None:
+        doors = Doors(child.board, child.name)
+        background.append(asyncio.create_task(child.keep_beating(doors.count)))
     access = Access(
         store,
         api_key=config.api_key,

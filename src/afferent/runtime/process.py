@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar
@@ -214,9 +214,14 @@ class ChildProcess:
         if self.board is not None:
             self.board.beat(name or self.name)
 
-    async def keep_beating(self) -> None:
-        """Write heartbeats from the event loop until cancelled: a blocked loop is silent."""
+    async def keep_beating(self, before: Callable[[], None] = lambda: None) -> None:
+        """Write heartbeats from the event loop until cancelled: a blocked loop is silent.
+
+        Args:
+            before: Called before each heartbeat.
+        """
         while self.board is not None:
+            before()
             self.beat()
             await asyncio.sleep(PERIOD_S)
 

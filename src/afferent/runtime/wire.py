@@ -189,13 +189,13 @@ async def receive_frame(sock: socket.socket) -> bytes:
     return frames[0]
 
 
-def pack_frame(payload: bytes) -> bytes:
+def pack_frame(payload: bytes, *, max_nbytes: int = MAX_FRAME_NBYTES) -> bytes:
     """Return a frame; a payload over the receiver's limit is refused here.
 
     Raises:
         FormatError: The message is longer than a frame may be.
     """
-    if len(payload) > MAX_FRAME_NBYTES:
+    if len(payload) > max_nbytes:
         raise FormatError(f"a message of {len(payload)} bytes is over the limit")
     return _LENGTH.pack(len(payload)) + payload
 
@@ -346,14 +346,24 @@ class AsyncChannel(asyncio.Protocol):
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, payload: bytes) -> None:
-        """Queue a frame; see `send_packed`."""
-        self.send_packed(pack_frame(payload))
+    def send(self, payload: bytes, *, max_nbytes: int = MAX_FRAME_NBYTES) -> None:
+        """Queue a frame; see `send_packed`.
 
-    def send_packed(self, frames: bytes) -> None:
+        Args:
+            max_nbytes: The receiver's limit of a frame.
+
+        Raises:
+            FormatError: The payload is longer.
+        """
+        self.send_packed(pack_frame(payload, max_nbytes=max_nbytes), max_nbytes=max_nbytes)
+
+    def send_packed(self, frames: bytes, *, max_nbytes: int = 0) -> None:
         """Queue packed frames in one write.
 
         A peer that does not read is disconnected before it costs much memory.
+
+        Args:
+            max_nbytes: Unsent bytes that are no reason to disconnect it, if more than usual.
 
         Raises:
             ConnectionClosed: The connection has ended.
@@ -361,7 +371,7 @@ class AsyncChannel(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             raise ConnectionClosed("the connection is gone")
         self._transport.write(frames)
-        if self._transport.get_write_buffer_size() > _MAX_UNSENT_NBYTES:
+        if self._transport.get_write_buffer_size() > max(_MAX_UNSENT_NBYTES, 2 * max_nbytes):
             self._transport.abort()
 
     async def close(self) -> None:

@@ -28,6 +28,8 @@ class HeldClaims:
     def claim(self, wanted: Sequence[tuple[ContentKey, float]], *, deadline_s: float) -> list[bool]:
         """Claim keys with the time to wait for each; return for each whether this node makes it.
 
+        An earlier claim of this node counts: its object was not made, or not kept.
+
         Raises:
             TierUnavailable: The tier does not answer.
         """
@@ -42,7 +44,7 @@ class HeldClaims:
             for key, is_ours in zip(keys, are_ours, strict=True):
                 if is_ours:
                     self._until_s[key] = now_s + ttl_s
-        return are_ours
+            return [key in self._until_s for key in keys]
 
     def give_back(self, key: ContentKey, timeout_s: float) -> None:
         """Return a claim: its object is in the tier, or will not be; never fails."""

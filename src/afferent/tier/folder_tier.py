@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import secrets
 import struct
 import time
 from collections import deque
@@ -21,7 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from afferent.errors import ConfigError, TierUnavailable, in_a_line
 from afferent.tier.bounded_calls import BoundedCalls
-from afferent.tier.local_files import File, LocalFiles
+from afferent.tier.local_files import LEFT_AFTER_S, File, LocalFiles, is_left, own_name
 from afferent.tier.protocol import (
     MAX_HEAD_NBYTES,
     NAME_NBYTES,
@@ -212,7 +211,7 @@ class _RemoteFiles:
     def write(self, name: bytes, data: bytes) -> bool:
         path = self._path(name)
         # A file gets its name once it is complete. An object store has only complete files.
-        own = f"{path}.{secrets.token_hex(8)}"
+        own = own_name(path)
         self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
         try:
             self._system.pipe_file(own, data)
@@ -239,9 +238,17 @@ class _RemoteFiles:
             return
         for path in found:
             digits = str(path).rpartition("/")[2]
+            if is_left(digits):
+                self._delete_left(path)
             with contextlib.suppress(ValueError):  # another program's file, or incomplete
                 if len(digits) == 2 * NAME_NBYTES:
                     yield [bytes.fromhex(digits)]
+
+    def _delete_left(self, path: str) -> None:
+        """Delete what a process that died while it wrote has left."""
+        with contextlib.suppress(OSError, NotImplementedError):
+            if time.time() - self._system.modified(path).timestamp() > LEFT_AFTER_S:
+                self._system.rm_file(path)
 
     def check(self) -> None:
         self._system.exists(self._root)

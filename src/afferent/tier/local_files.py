@@ -13,8 +13,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
@@ -33,6 +35,21 @@ _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
 _GROUP_FOLDER, _GROUP_FILE = 0o770, 0o640
 _NUM_DIGITS: Final = 2 * NAME_NBYTES
+
+
+LEFT_AFTER_S: Final = 3600.0
+"""A file without its name that nobody has written to for this time is deleted."""
+_IS_LEFT: Final = re.compile(rf"[0-9a-f]{{{_NUM_DIGITS}}}\.[0-9a-f]{{16}}")
+
+
+def own_name(digits: str) -> str:
+    """Return the name or path of a file while it is written."""
+    return f"{digits}.{secrets.token_hex(8)}"
+
+
+def is_left(name: str) -> bool:
+    """Whether a file is being written, or was when its process died."""
+    return _IS_LEFT.fullmatch(name) is not None
 
 
 class File(NamedTuple):
@@ -59,7 +76,7 @@ class LocalFiles:
             `False` if there is no space, or if an entry that can't be replaced has the name.
         """
         digits = name.hex()
-        own = f"{digits}.{secrets.token_hex(8)}"
+        own = own_name(digits)
         try:
             with self._made(digits) as (folder, is_shared):
                 try:
@@ -154,8 +171,13 @@ class LocalFiles:
 
 
 def _list(folder: Path) -> list[bytes]:
+    """Return the names of files; delete what a process that died while it wrote has left."""
     names = []
     for path in folder.iterdir():
+        if is_left(path.name):
+            with contextlib.suppress(OSError):
+                if time.time() - path.lstat().st_mtime > LEFT_AFTER_S:
+                    path.unlink()
         with contextlib.suppress(ValueError):  # another program's file, or incomplete
             if len(path.name) == _NUM_DIGITS:
                 names.append(bytes.fromhex(path.name))

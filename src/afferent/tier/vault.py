@@ -120,10 +120,16 @@ class Vault:
         # All checks are awaited: after this returns, no thread reads the targets.
         are_good = [reading.is_good() for reading in readings]
         bad = []
+        wrong = [
+            wish.head for wish, is_good in zip(wishes, are_good, strict=True) if is_good is False
+        ]
+        replaced = self._replaced(wrong, deadline_s) if wrong else set()
         for wish, one, was_read, is_good in zip(wishes, wanted, were_read, are_good, strict=True):
             if is_good is False:
-                self._reject("body", wish.head.key, "a part has another digest or length")
                 _note(wish.head.key, rejected)
+                if wish.head.key in replaced:
+                    continue
+                self._reject("body", wish.head.key, "a part has another digest or length")
             # Parts are missing: evicted one by one, or never written. A header without its parts is
             # useless.
             if is_good is False or (failure is None and not was_read):
@@ -208,6 +214,27 @@ class Vault:
             self._reject("head", key, "a body has another length than its head says")
             return None
         return head
+
+    def _replaced(self, heads: Sequence[Head], deadline_s: float) -> set[ContentKey]:
+        """Return the keys of values that were replaced or deleted since their headers were read.
+
+        Their bodies are of another value then, and nothing is wrong with it. The same holds if the
+        tier can't tell.
+        """
+        try:
+            found = self.tier.exists_many(
+                [self._sealer.name_of(head.key) for head in heads], deadline_s=deadline_s
+            )
+        except TierUnavailable:
+            return {head.key for head in heads}
+        pairs = zip(heads, found, strict=True)
+        return {head.key for head, one in pairs if one is None or self._is_another(one, head)}
+
+    def _is_another(self, found: Found, head: Head) -> bool:
+        try:
+            return self._sealer.open(found.head, head.key) != head
+        except FormatError:
+            return False
 
     def _delete(self, names: Sequence[bytes], deadline_s: float) -> None:
         if not names:

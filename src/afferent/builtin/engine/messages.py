@@ -5,7 +5,7 @@ Frontends connect to the same socket, with the messages of `afferent.engines.rem
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct
@@ -104,6 +104,13 @@ class BegunItem(_Message):
     key: KeyBytes
     placeholder: Placeholder
     grids: dict[str, Grid]
+
+
+MAX_WORK_NBYTES: Final = 1 << 30
+"""Limit of a message to a worker.
+
+A step may begin all sequences at once, each with its prompt and the form of its answer.
+"""
 
 
 class Begin(_Message):

@@ -127,8 +127,9 @@ class Restarts:
             raise ConfigError(f"still starting: {', '.join(starting)}; try again when it is ready")
         self._board.close_doors(True)
         try:
+            closed_ns = time.monotonic_ns()
             tell(f"no request is admitted; {self._board.num_inside} requests are being answered")
-            await self._until(lambda: not self._board.num_inside, self._drain_timeout_s)
+            await self._until(lambda: self._is_empty(closed_ns), self._drain_timeout_s)
             if left := self._board.num_inside:
                 tell(f"{left} requests took longer than --drain-timeout-s, and are given up")
             await self._end(parts, signal.SIGTERM, ENGINE_ENDS_S)
@@ -136,6 +137,16 @@ class Restarts:
             await self._engine_is_ready(parts)
         finally:
             self._board.close_doors(False)
+
+    def _is_empty(self, closed_ns: int) -> bool:
+        """Whether no request is in flight; each frontend has counted since the doors were closed.
+
+        A count that was written before may be of a process that has been replaced, or be followed
+        by a request that came before the frontend read that the doors are closed.
+        """
+        frontends = [part.name for part in self._host.parts.values() if part.is_frontend]
+        beats = self._board.read(frontends).values()
+        return all(beat >= closed_ns for beat in beats) and not self._board.num_inside
 
     async def _engine_is_ready(self, parts: list[Part]) -> None:
         """Wait until all engine processes are ready.

@@ -138,9 +138,12 @@ class AsyncDaemonStore(Verbs):
 
     def block(self, handle: Handle) -> memoryview:
         self._owner.check()
-        if not self.is_open or handle.segment != self._connection.segment:
-            raise StoreRestarted("the object was lost with a former life of the store")
-        return self._arena.block(handle.offset, handle.nbytes)
+        connection = self._connection
+        if self.is_open and handle.segment == connection.segment:
+            block = self._arena.block(handle.offset, handle.nbytes)
+            if self._connection is connection:  # else, in a thread, it may be from a later epoch
+                return block
+        raise StoreRestarted("the object was lost with a former life of the store")
 
     async def close(self) -> None:
         """End the connection. Memory that arrays still use stays pinned until this process ends."""

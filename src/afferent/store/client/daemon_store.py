@@ -8,6 +8,7 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from typing import Any, NoReturn
 
 from afferent.errors import (
@@ -96,6 +97,8 @@ class DaemonStore(Store):
         connection, self._arena = connect(self._where, None, timeout_s=timeout_s)
         self._longest_call_s = longest_call_s
         self._lock = threading.Lock()
+        # Messages without an answer, until a thread with the lock sends them, in order.
+        self._unsent: deque[Request[Any]] = deque()
         self._connection: Connection | None = connection
         self._client_number = connection.client
         self._channel = wire.SyncChannel(connection.sock)
@@ -173,12 +176,13 @@ class DaemonStore(Store):
         self._owner.check()
         if timeout_s is not None and self._longest_call_s is not None:
             timeout_s = min(timeout_s, self._longest_call_s)
-        self._release_dropped_pins()  # this call may need their space
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._release_dropped_pins()  # this call may need their space
         soon = not request.waits
         if not self._lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
             raise DeadlineExceeded("another thread's call took all of the time")
         try:
+            self._send_unsent(_TOLD_WITHIN_S)
             if self._connection is None:
                 raise self._unavailable("the store is gone, or restarts; try again")
             try:
@@ -195,6 +199,7 @@ class DaemonStore(Store):
             finally:
                 if self._channel.is_torn:
                     self._lose()
+            self._send_unsent(_TOLD_WITHIN_S)
         finally:
             self._lock.release()
         return reply
@@ -206,16 +211,29 @@ class DaemonStore(Store):
         self._say(withdrawal, timeout_s=_WITHDRAWN_WITHIN_S)
 
     def _say(self, request: Request[Any], *, timeout_s: float) -> None:
-        """Send a message; drop the connection if the daemon does not read it in time."""
+        """Send a message; if another thread's call takes longer, that call sends it at its end."""
         if not self._owner.is_here:  # a forked child has no pins
             return
-        with self._lock:
-            if self._connection is None:
-                return
+        self._unsent.append(request)
+        if self._lock.acquire(timeout=timeout_s):
+            try:
+                self._send_unsent(timeout_s)
+            finally:
+                self._lock.release()
+
+    def _send_unsent(self, timeout_s: float) -> None:
+        """Send the messages without an answer. The lock must be held.
+
+        The connection is dropped if the daemon does not read one in time.
+        """
+        while self._unsent and self._connection is not None:
+            request = self._unsent.popleft()
             with contextlib.suppress(ConnectionClosed, DeadlineExceeded):
                 self._channel.send(encode(request), timeout_s=timeout_s)
             if self._channel.is_torn:
                 self._lose()
+        if self._connection is None:  # the pins that they are about were lost with it
+            self._unsent.clear()
 
     def _unavailable(self, why: str) -> StoreUnavailable:
         if self._closed.is_set():
@@ -283,6 +301,7 @@ class DaemonStore(Store):
                 continue
             with self._lock:
                 self._mismatch = ""
+                self._unsent.clear()
                 connection, self._arena = found
                 self._channel = wire.SyncChannel(connection.sock)
                 self._connection, self._client_number = connection, connection.client

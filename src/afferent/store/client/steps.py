@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from afferent.store.block import codec
 from afferent.store.protocol.items import Claim, Find, SealItem
-from afferent.store.protocol.results import Failed, Hit, Outcome, Owner, existing
+from afferent.store.protocol.results import Failed, Outcome, Owner, existing
 from afferent.types import ContentKey, Handle, MiB, ObjectKind
 
 Result = TypeVar("Result")
@@ -131,10 +131,10 @@ class ItemSteps(ABC):
         outcomes: list[Outcome] = yield self._verbs.acquire(request, [Find(key) for key in wanted])
         return {
             key: self._verbs.view_for(
-                request, outcome.handle, tensors=tensors, max_header_nbytes=max_header_nbytes
+                request, handle, tensors=tensors, max_header_nbytes=max_header_nbytes
             )
             for key, outcome in zip(wanted, outcomes, strict=True)
-            if isinstance(outcome, Hit)
+            if (handle := existing(outcome)) is not None
         }
 
     def _fill(

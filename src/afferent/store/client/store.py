@@ -18,7 +18,7 @@ from afferent.store.client.verbs import Call, Verbs
 from afferent.store.client.views import VIEWS, DroppedPins, Eventfd, View, open_view
 from afferent.store.protocol.items import SealItem
 from afferent.store.protocol.replies import Reply, result_of
-from afferent.store.protocol.requests import NO_REPLY, Release, Request
+from afferent.store.protocol.requests import Request
 from afferent.types import CreateItem, Handle, ObjectKind
 
 Result = TypeVar("Result")
@@ -172,7 +172,7 @@ class Store(Verbs):
 
     def _release_dropped_pins(self) -> None:
         for handles in self._dropped_pins.take().values():
-            self._tell(Release(NO_REPLY, VIEWS, handles))
+            self.unpin(VIEWS, handles)
 
     def __enter__(self) -> Self:
         return self

@@ -34,7 +34,7 @@ from afferent.store.arena import ArenaMap
 from afferent.store.block import codec
 from afferent.store.client.views import VIEWS, RequestViews
 from afferent.store.protocol import requests
-from afferent.store.protocol.items import SealItem, Wanted
+from afferent.store.protocol.items import SealItem, Wanted, in_messages
 from afferent.store.protocol.refusals import listed
 from afferent.store.protocol.requests import NO_REPLY, Request
 from afferent.store.protocol.results import (
@@ -157,7 +157,8 @@ class Verbs(ABC):
             weakref.finalize(root, self._pin_dropper(), handle).atexit = False
             by_segment.setdefault(handle.segment, []).append(handle)
         for pinned in by_segment.values():  # pins of an earlier epoch are refused, as a batch
-            self._tell(requests.Get(NO_REPLY, VIEWS, pinned))
+            for some in in_messages(pinned):
+                self._tell(requests.Get(NO_REPLY, VIEWS, list(some)))
         alive.clear()
 
     @abstractmethod
@@ -262,7 +263,8 @@ class Verbs(ABC):
     def unpin(self, request: str, handles: Sequence[Handle]) -> None:
         """Call `release` with these handles, without waiting for the answer; never fails."""
         self._pin_views(request, handles)
-        self._tell(requests.Release(NO_REPLY, request, list(handles)))
+        for some in in_messages(handles):
+            self._tell(requests.Release(NO_REPLY, request, list(some)))
 
     def forget(self, request: str) -> None:
         """Release all of the request, without waiting for the answer; never fails.
@@ -277,14 +279,16 @@ class Verbs(ABC):
 
         See `report_encoded`. Without such a report, they end with the request.
         """
-        self._tell(requests.ReleaseEarly(NO_REPLY, request, list(handles)))
+        for some in in_messages(handles):
+            self._tell(requests.ReleaseEarly(NO_REPLY, request, list(some)))
 
     def report_encoded(self, keys: Sequence[bytes]) -> None:
         """Report items that an engine has encoded for one of its requests; never fails.
 
         For each item, one pin ends: the oldest of those that may (`release_early`).
         """
-        self._tell(requests.ReportEncoded(NO_REPLY, list(keys)))
+        for some in in_messages(keys):
+            self._tell(requests.ReportEncoded(NO_REPLY, list(some)))
 
     @verb
     def check_pins(self, request: str, handles: Sequence[Handle]) -> Call[bool]:

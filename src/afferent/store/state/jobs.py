@@ -1,8 +1,8 @@
 """Job queue, and the count of worker crashes by key. Pure.
 
 A job produces one object from others. It is queued once, however many requests need the object, and
-given to one worker. When that worker dies, another gets the job. A key whose jobs have killed two
-workers is quarantined for a minute.
+given to one worker. When that worker dies, another gets the job. A key is quarantined for a minute
+when one job, or jobs within a minute, have killed two workers.
 
 The queue is fair between tenants and requests, by the duration of jobs. Long jobs can't be
 interrupted. So while short jobs arrive, one of several workers takes only short jobs.
@@ -52,6 +52,8 @@ class Job:
     taken_s: float = 0.0
     renewed_s: float = 0.0
     """When the timeout of its worker began."""
+    num_deaths: int = 0
+    """Workers that died while they had it."""
     is_fetch: bool = False
     """Whether it is for a fetcher; if the fetch fails, a preprocessing worker gets it."""
     spans: list[Span] = field(default_factory=list)
@@ -194,10 +196,16 @@ class JobQueue:
         self._give(job, worker, now_s=now_s)
         return job
 
-    def finished(self, job: Job, *, now_s: float) -> None:
-        """Charge the tenant for the time that a finished job took; `remove` the job afterwards."""
+    def charge(self, job: Job, *, now_s: float) -> None:
+        """Charge the tenant for the time that a job took; its estimate was charged at its start."""
         took_us = (now_s - job.taken_s) * 1e6
-        self._class_of(job).charge(job.share, took_us - job.cost_us)
+        estimate_us = 0 if job.num_deaths else job.cost_us
+        self._class_of(job).charge(job.share, took_us - estimate_us)
+
+    def worker_died(self, job: Job, *, now_s: float) -> None:
+        """Charge the time and count the death; `put_back` or `remove` the job afterwards."""
+        self.charge(job, now_s=now_s)
+        job.num_deaths += 1
 
     def put_back(self, job: Job) -> None:
         """Put a job of a dead worker at the front of the queue."""
@@ -296,11 +304,15 @@ class CrashCounts:
     def __len__(self) -> int:
         return len(self._crashes)
 
-    def add(self, key: ContentKey, *, now_s: float) -> None:
-        """Count the death of a worker that worked on ``key``."""
+    def add(self, key: ContentKey, *, now_s: float, num_known: int = 1) -> None:
+        """Count the death of a worker that worked on ``key``.
+
+        Args:
+            num_known: Known deaths, this one included: a job may take longer than they are kept.
+        """
         self._forget_old(now_s)
         count, _ = self._crashes.pop(key, (0, now_s))
-        self._crashes[key] = (count + 1, now_s)
+        self._crashes[key] = (max(count + 1, num_known), now_s)
 
     def forget(self, key: ContentKey) -> None:
         """Reset the count of ``key`` after it was made."""

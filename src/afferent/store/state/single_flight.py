@@ -210,7 +210,7 @@ class SingleFlight:
         if job.is_fetch:
             self.num_jobs_fetched += 1
             return
-        self.jobs.finished(job, now_s=now_s)
+        self.jobs.charge(job, now_s=now_s)
         if failure is not None:
             self.num_jobs_failed += 1
             return
@@ -261,7 +261,8 @@ class SingleFlight:
             if job.is_fetch:  # not the fault of the item
                 self._not_fetched(job, worker, now_s=now_s)
                 continue
-            self._crashes.add(job.key, now_s=now_s)
+            self.jobs.worker_died(job, now_s=now_s)
+            self._crashes.add(job.key, now_s=now_s, num_known=job.num_deaths)
             if self._crashes.is_quarantined(job.key, now_s=now_s):
                 self.failed(job.key, _WORKER_DIED)
             if self.waiters.is_awaited(job.key):
@@ -326,9 +327,10 @@ class SingleFlight:
     def _find(self, lease: Lease, item: Wanted, now_s: float) -> Outcome | None:
         """Return an item's outcome if nothing has to be made; ``None`` if it has to be made."""
         key = ContentKey(item.key)
-        untold = self.waiters.untold(lease, key) if self.waiters else None
-        if untold is not None:
-            return untold
+        if self.waiters:
+            untold = self.waiters.untold(lease, key, finds=isinstance(item, Find))
+            if untold is not None:
+                return untold
         found = self.objects.find(key)
         match self._state_of(key, found, now_s):
             case KeyState.SEALED if found is not None:

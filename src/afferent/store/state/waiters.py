@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from afferent.errors import NotPermitted, StoreError
-from afferent.store.protocol.results import Failed, InFlight, Order, Outcome, Owner
+from afferent.store.protocol.results import Failed, InFlight, Made, Order, Outcome, Owner
 from afferent.store.state.object import NewObject
 from afferent.types import ClientId, ContentKey, Failure, Lease
 
@@ -85,9 +85,16 @@ class Waiters:
         waiting = self._waiting.get(key, {})
         return [lease for lease, it in waiting.items() if it.would_make is None]
 
-    def untold(self, lease: Lease, key: ContentKey) -> Outcome | None:
-        """Return the outcome of ``key`` if it is not reported yet, and mark it as reported."""
+    def untold(self, lease: Lease, key: ContentKey, *, finds: bool) -> Outcome | None:
+        """Return the outcome of ``key`` if it is not reported yet, and mark it as reported.
+
+        Args:
+            finds: Whether the request only looks for an object: any other outcome than that it
+                exists waits until the request can take it.
+        """
         if lease not in self._interests or (known := self._interests[lease].get(key)) is None:
+            return None
+        if finds and not isinstance(known.outcome, Made):
             return None
         if known.outcome is not None and not known.waits:
             self._forget(lease, key)

@@ -110,8 +110,7 @@ class Pins:
 
     def let_go_of(self, name: str, handles: Sequence[Handle]) -> None:
         """Unpin each handle once."""
-        for some in in_messages(handles):
-            self._store.unpin(name, some)
+        self._store.unpin(name, handles)
 
     async def hold_step(
         self, lease: str, wanted: Sequence[Wanted], *, weights: bytes, clients: Sequence[int]

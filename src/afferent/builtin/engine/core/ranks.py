@@ -203,7 +203,7 @@ class Ranks:
         for rank in self._ranks.values():
             # The loss of a worker ends the group soon.
             with contextlib.suppress(ConnectionClosed):
-                rank.channel.send(payload)
+                rank.channel.send(payload, max_nbytes=m.MAX_WORK_NBYTES)
 
 
 def _kill(pidfd: int) -> None:

@@ -264,7 +264,8 @@ def _work(child: ChildProcess, settings: WorkerSettings) -> None:
     from afferent.builtin.engine.worker.encoding import ItemEncoder
     from afferent.builtin.engine.worker.page_lock import PageLock
 
-    core = wire.SyncChannel(wire.connect(settings.core_address, timeout_s=_CONNECT_TIMEOUT_S))
+    sock = wire.connect(settings.core_address, timeout_s=_CONNECT_TIMEOUT_S)
+    core = wire.SyncChannel(sock, max_nbytes=m.MAX_WORK_NBYTES)
     watch(core.sock)
     runner = load(child, settings, core)
     publishes = settings.shares_embeddings and settings.rank == 0

@@ -283,8 +283,7 @@ class StepPins:
             with self._lock:
                 wanted, self._wanted = self._wanted, []
                 encoded, self._encoded = self._encoded, []
-            for some in in_messages(encoded):
-                store.report_encoded(some)
+            store.report_encoded(encoded)
             for some in in_messages(wanted, most=MAX_ITEMS // 2):  # a question has two for each
                 try:
                     self._ask(store, some)
