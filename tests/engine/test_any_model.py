@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from afferent.builtin.engine.form import main as form_process
 from afferent.builtin.engine.model import rehearsal
 from afferent.builtin.engine.model.runner import Runner, load_model
 from afferent.errors import AfferentError, ConfigError, UnsupportedModel
@@ -95,16 +96,29 @@ def test_weights_that_are_missing(tmp_path: Path) -> None:
 def test_no_end_token_in_the_configuration(names_one: bool, tmp_path: Path) -> None:
     """The tokenizer's end token is used; without one, answers end at their maximal length."""
     make_llava(tmp_path)
-    for name in ("config.json", "generation_config.json"):
-        config = json.loads((tmp_path / name).read_text())
-        for part in (config, config.get("text_config", {})):
-            part.pop("eos_token_id", None)
-            if part.get("model_type") == "llama":
-                part["eos_token_id"] = None
-        (tmp_path / name).write_text(json.dumps(config))
+    set_end(tmp_path, None)
     path = tmp_path / "tokenizer_config.json"
     settings = json.loads(path.read_text())
     assert settings["eos_token"] == "</s>"
     if not names_one:
         path.write_text(json.dumps({**settings, "eos_token": None}))
     assert run(tmp_path).info.eos_token_ids == ([1] if names_one else [])
+    assert form_process.load_tokenizer(tmp_path) is not None, "forms can be tested all the same"
+
+
+def test_end_token_may_have_the_id_0(tmp_path: Path) -> None:
+    make_llava(tmp_path)
+    set_end(tmp_path, 0)
+    assert run(tmp_path).info.eos_token_ids == [0]
+    assert form_process.load_tokenizer(tmp_path) is not None
+
+
+def set_end(folder: Path, token_id: int | None) -> None:
+    """Name the end token in the model's configuration; ``None``: name none."""
+    for name in ("config.json", "generation_config.json"):
+        config = json.loads((folder / name).read_text())
+        for part in (config, config.get("text_config", {})):
+            part.pop("eos_token_id", None)
+            if token_id is not None or part.get("model_type") == "llama":
+                part["eos_token_id"] = token_id
+        (folder / name).write_text(json.dumps(config))

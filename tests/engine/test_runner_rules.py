@@ -118,3 +118,36 @@ def test_ranks_remember_what_the_first_of_them_chose(
     heard = answer(model, prepared, **parameters)
     again = answer(model, prepared, again_every=3, **parameters)
     assert heard == again
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_overflow_fails_the_one_request(
+    model: Model, prepared: Prepared, text: Prepared, number: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others of the step get their tokens, drawn or likeliest."""
+    runner = model.runner
+    sampling = Sampling(max_tokens=NUM_TOKENS, temperature=1.0, top_p=0.5, seed=1)
+    for name, each in (("bad", text), ("good", prepared)):
+        runner.begin(name, each.prompt.token_ids, each.items, sampling)
+    chunks = [
+        Chunk(name, 0, len(each.prompt.token_ids), samples=True)
+        for name, each in (("bad", text), ("good", prepared))
+    ]
+    logits = runner._decoder.logits
+
+    def overflown(*args: Any) -> torch.Tensor:
+        found = logits(*args).clone()
+        found[0, 3] = number
+        return found
+
+    monkeypatch.setattr(runner._decoder, "logits", overflown)
+    chosen = runner.run(chunks, [], prepared.embeddings)
+    assert list(runner.failed) == ["bad"]
+    monkeypatch.undo()
+    for name in ("bad", "good"):
+        runner.drop(name)
+    runner.begin("good", prepared.prompt.token_ids, prepared.items, sampling)
+    (alone,) = runner.run(chunks[1:], [], prepared.embeddings)
+    runner.drop("good")
+    assert runner.failed == {}
+    assert chosen[1].token_id == alone.token_id

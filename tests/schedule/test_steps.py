@@ -146,6 +146,24 @@ def test_what_is_computed_at_once_must_fit_beside_what_decodes() -> None:
     add(scheduler, "c", 1, item(b"cat", 0, 6), cross_attention=True)
 
 
+def test_item_fits_beside_all_answers_where_more_requests_run_than_decode() -> None:
+    """All tokens of answers in a step may be those of other requests."""
+    scheduler = scheduler_with(
+        max_num_seqs=8, max_step_decodes=2, max_num_batched_tokens=10, can_split_items=False
+    )
+    for name in "ab":
+        add(scheduler, name, 1, max_tokens=100)
+    scheduler.next_step()
+    for name in "ab":
+        scheduler.record(name, is_eos=False)
+    with pytest.raises(EncoderCacheFull, match=r"9 positions .* 8"):
+        add(scheduler, "c", 9, item(b"cat", 0, 9))
+    add(scheduler, "c", 8, item(b"cat", 0, 8))
+    assert scheduler.next_step() == step(
+        encode=[Encode("c", 0, b"cat")], prefill=[Chunk("c", 0, 8, True)], decode=["a", "b"]
+    )
+
+
 def test_all_items_are_there() -> None:
     scheduler = scheduler_with(max_num_batched_tokens=4)
     add(scheduler, "a", 9, item(b"dog", 0, 3), item(b"cat", 5, 3))

@@ -70,14 +70,13 @@ class Limits:
     def max_item_tokens(self) -> int:
         """Positions that one item may take.
 
-        An item that is computed whole must fit beside all decoding sequences, or it could wait
+        An item that is computed whole must fit beside all others that decode, or it could wait
         forever.
         """
-        return (
-            UNLIMITED
-            if self.can_split_items
-            else self.max_num_batched_tokens - self.most_decodes + 1
-        )
+        if self.can_split_items:
+            return UNLIMITED
+        most_others = min(self.max_num_seqs - 1, self.max_step_decodes)
+        return self.max_num_batched_tokens - most_others
 
     @property
     def most_decodes(self) -> int:

@@ -147,14 +147,17 @@ async def _read_all(fd: int) -> bytes:
         transport.close()
 
 
-def _load(folder: Path) -> LLTokenizer | None:
+def load_tokenizer(folder: Path) -> LLTokenizer | None:
     """Return the tokenizer; ``None``: this model supports no response formats."""
     generation, config = folder / "generation_config.json", read_json(folder / "config.json")
     known = {**config.get("text_config", {}), **config}
     known |= read_json(generation) if generation.exists() else {}
-    eos = known.get("eos_token_id") or []
+    eos = known.get("eos_token_id")
+    # Only whether a form can be followed is tested. So if the folder does not name the token that
+    # ends answers, any other will do.
+    ends = [eos] if isinstance(eos, int) else eos or [0]
     try:
-        return tokenizer_of(folder, eos_token_ids=[eos] if isinstance(eos, int) else eos)
+        return tokenizer_of(folder, eos_token_ids=ends)
     except ConfigError as error:
         log.info("no answers of a given form", extra={"reason": error.message})
         return None
@@ -173,7 +176,7 @@ def main() -> None:
     except ConfigError as error:
         child.report(error.message)
         raise SystemExit(1) from error
-    trials = FormTrials(_load(Path(settings.model_folder)))
+    trials = FormTrials(load_tokenizer(Path(settings.model_folder)))
     gc.freeze()  # or a fork's first collection would copy the pages of all that is loaded
     try:
         asyncio.run(_run(child, settings, trials))

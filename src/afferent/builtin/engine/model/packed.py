@@ -71,9 +71,17 @@ class PackedDecoder:
         return _State(
             filling=filling,
             positions=positions_of(self._model, token_ids, filling.items),
-            kv_cache=SequenceKvCache(len(token_ids) + _ROOM_FOR_ANSWER),
+            kv_cache=SequenceKvCache(self._capacity_for(len(token_ids))),
             blocks=_blocks(filling.items) if items and not self.can_split_items else None,
         )
+
+    def _capacity_for(self, num_tokens: int) -> int:
+        """Return the positions to allocate for a prompt at its start.
+
+        On a CPU, those that are not computed yet cost nothing. On a GPU, they would take memory
+        that the scheduler gives to others meanwhile.
+        """
+        return num_tokens + _ROOM_FOR_ANSWER if self._model.device.type == "cpu" else 0
 
     def reuse(self, state: _State, source: _State, *, num_tokens: int, is_move: bool) -> None:
         """See `Decoder.reuse`."""

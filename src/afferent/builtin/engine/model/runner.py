@@ -31,6 +31,8 @@ from afferent.media.families.tokens import special_names
 from afferent.schedule.step import Chunk, Reuse
 from afferent.types import Failure, FormField, Modality, Sampling
 
+log = logging.getLogger(__name__)
+
 
 class Runner:
     """Model in this process. Sequences have the ids that their caller chose.
@@ -226,7 +228,12 @@ class Runner:
         for each in wanted:
             each.sequence.num_computed = each.end
         sequences = [each.sequence for each in wanted if each.samples]
-        tokens = choose(logits, self._wanted(sequences))
+        chosen_by = self._wanted(sequences)
+        is_usable = logits.amax(-1).isfinite()
+        if not is_usable.all():
+            self._fail(sequences, is_usable.tolist())
+            logits = logits.masked_fill(~is_usable.unsqueeze(1), 0.0)
+        tokens = choose(logits, chosen_by)
         if self._group is not None:
             tokens = self._group.broadcast(tokens)
         if self._guide is not None:
@@ -261,6 +268,7 @@ class Runner:
     def _wanted(self, sequences: Sequence[RunningSequence]) -> list[Wanted]:
         masks: Sequence[TokenMask | None] = [None] * len(sequences)
         optional: Sequence[int | None] = [None] * len(sequences)
+        self.failed = {}
         if self._guide is not None:
             ids = [each.sequence_id for each in sequences]
             masks, self.failed = self._guide.masks(ids)
@@ -269,6 +277,14 @@ class Runner:
             Wanted(each.sampling, len(each.token_ids), each.rules, mask, call)
             for each, mask, call in zip(sequences, masks, optional, strict=True)
         ]
+
+    def _fail(self, sequences: Sequence[RunningSequence], are_usable: Sequence[bool]) -> None:
+        """Fail the sequences for which the model has computed no numbers."""
+        failure = Failure(InternalError.code, "the model's numbers overflow for this request")
+        ids = [each.sequence_id for each in sequences]
+        lost = [id_ for id_, is_usable in zip(ids, are_usable, strict=True) if not is_usable]
+        log.warning("the model's numbers overflow", extra={"requests": str(lost)})
+        self.failed |= dict.fromkeys(lost, failure)
 
     def _form_guide(self, folder: Path) -> FormGuide | None:
         """Return the guide; if there is none, remove response formats from `info`."""
@@ -311,17 +327,16 @@ class Runner:
         )
         limit = int(own or 4096)
         refuse_longer(max_model_len, limit)
-        eos = (
-            self._model.generation_config.eos_token_id
-            or getattr(text, "eos_token_id", None)
-            or end_token_id(folder)
-            or []
+        eos_token_ids = (
+            _token_ids(self._model.generation_config.eos_token_id)
+            or _token_ids(getattr(text, "eos_token_id", None))
+            or _token_ids(end_token_id(folder))
         )
         row_nbytes = int(text.hidden_size) * self._model.dtype.itemsize
         head = self._model.get_output_embeddings()
         return EngineInfo(
             max_model_len=max_model_len or limit,
-            eos_token_ids=[eos] if isinstance(eos, int) else list(eos),
+            eos_token_ids=eos_token_ids,
             embed_nbytes=row_nbytes * self._decoder.num_embed_layers,
             can_split_items=self._decoder.can_split_items,
             cross_attention=bool(config.is_encoder_decoder),
@@ -384,6 +399,10 @@ def _config_of(folder: Path) -> tuple[Any, Any]:
     return config, (
         AutoModelForSpeechSeq2Seq if config.is_encoder_decoder else AutoModelForMultimodalLM
     )
+
+
+def _token_ids(value: int | Sequence[int] | None) -> list[int]:
+    return [value] if isinstance(value, int) else list(value or ())
 
 
 def end_token_id(folder: Path) -> int | None:
