@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import resource
 import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import httpx2 as httpx
 import numpy as np
@@ -77,6 +79,22 @@ def test_a_preprocess_worker_is_killed_during_a_request(
     wait_until(lambda: len(own_server.preprocess_workers()) == 2)
     wait_until(lambda: own_server.metric("afferent_arena_pinned_bytes") == 0)
     assert own_server.metric("afferent_store_jobs_running") == 0
+
+
+def test_preprocess_worker_has_no_way_to_the_supervisor(server: Server) -> None:
+    """A compromised decoder must not report that the pool is ready, nor write its heartbeats."""
+    workers = server.preprocess_workers()
+    of_parent, *of_workers = (descriptors(each) for each in (workers[0].parent(), *workers))
+    assert any(name.startswith("pipe:") for name in of_parent)
+    shared = [of_parent & each for each in of_workers]
+    assert not [name for each in shared for name in each if name.startswith(("pipe:", "/memfd:"))]
+
+
+def descriptors(process: psutil.Process | None) -> set[str]:
+    """Return what a process has open, except for its standard streams."""
+    assert process is not None
+    folder = Path(f"/proc/{process.pid}/fd")
+    return {os.readlink(each) for each in folder.iterdir() if int(each.name) > 2}
 
 
 def test_an_item_that_kills_workers_is_refused(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,15 @@ import pytest
 from PIL import Image
 from transformers import AutoProcessor
 
-from afferent.errors import ConfigError, InternalError, UnsupportedMedia, UnsupportedModel
+from afferent.errors import (
+    ConfigError,
+    InternalError,
+    InvalidMedia,
+    UnsupportedMedia,
+    UnsupportedModel,
+)
 from afferent.media.decoded import DecodedAudio, DecodedImage
+from afferent.media.families import adapter, reference
 from afferent.media.families.adapter import AdapterFamily
 from afferent.media.families.family import MediaTokens
 from afferent.media.families.measure import measure
@@ -125,3 +133,37 @@ def test_other_media_than_images(tmp_path: Path) -> None:
         family.process(DecodedAudio(np.zeros(5, np.float32), 16_000), {})
     assert set(family.tokens.values()) == {MediaTokens(5, 5)}
     assert family.sample_rate_hz == 0
+
+
+@pytest.mark.parametrize("make", [make_idefics3, make_pan_and_scan])
+def test_image_that_the_processor_refuses_is_the_clients_fault(
+    make: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path)
+    family = measure(tmp_path)
+    image = DecodedImage(np.zeros((64, 64, 3), np.uint8))
+    plan = family.plan_exactly(image.header)
+    out = {name: np.zeros(spec.shape, np.dtype(spec.dtype)) for name, spec in plan.specs.items()}
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ValueError("the aspect ratio is very extreme")
+
+    monkeypatch.setattr(family.reference()._processor, "run", refuse)
+    with pytest.raises(InvalidMedia, match=r"refuses the image: .*very extreme"):
+        family.process(image, out)
+
+
+def test_many_bounds_of_clients_load_one_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_qwen(tmp_path)
+    native = describe(tmp_path)
+    assert isinstance(native, QwenVlFamily)
+    family = AdapterFamily(folder=str(tmp_path), native=native, image=native.image)
+    loaded: list[object] = []
+    monkeypatch.setattr(reference, "_load", lambda *given: loaded.append(given) or dict)
+    reference.load_images.cache_clear()
+    for max_pixels in range(4000, 4000 + 3 * adapter._MAX_REFERENCES):
+        family.bounded(max_pixels * 100).reference()
+    assert len(loaded) == 1
+    assert adapter._reference.cache_info().currsize <= adapter._MAX_REFERENCES

@@ -121,6 +121,50 @@ def test_a_flac_that_does_not_say_its_length() -> None:
         decode_audio(file, 16_000, Limits(max_audio_s=1.5))
 
 
+@pytest.mark.parametrize("kind", ["mp3", "opus", "vorbis"])
+def test_audio_file_of_several_parts_is_refused_and_not_cut_off(kind: str) -> None:
+    """libsndfile returns the first part alone; services for speech join files like this."""
+    form, subtype, rate_hz = CLIPS[kind]
+    file = make_audio(tone(2.0, rate_hz), rate_hz, form, subtype)
+    assert len(decode_audio(memoryview(file), 16_000, LIMITS).samples) == 32_000
+    for joined in (file + file, file + file + file):
+        with pytest.raises(InvalidMedia, match="several parts"):
+            decode_audio(memoryview(joined), 16_000, LIMITS)
+
+
+@pytest.mark.parametrize("end", [b"TAG" + bytes(125), b"APETAGEX" + bytes(range(256)) * 4000])
+def test_tag_behind_an_mp3_is_no_audio(end: bytes) -> None:
+    file = make_audio(tone(2.0, 16_000), 16_000, "MP3")
+    assert len(decode_audio(memoryview(file + end), 16_000, LIMITS).samples) == 32_000
+
+
+def test_length_of_an_mp3_without_a_header_is_a_guess() -> None:
+    """Its first frame is of low quality, and the others are of high quality."""
+    low, high = (make_mp3(seconds, kbps) for seconds, kbps in ((1, 32), (70, 320)))
+    header = probe_audio(memoryview(low + high), LIMITS)
+    assert header.num_frames == LIMITS.max_audio_s * 44_100
+    samples = decode_audio(memoryview(low + high), 16_000, LIMITS).samples
+    assert len(samples) / 16_000 == pytest.approx(71, abs=0.2)
+    with pytest.raises(InvalidMedia, match="more audio than its header says"):
+        decode_audio(memoryview(high + make_mp3(60, 32)), 16_000, LIMITS)
+
+
+def make_mp3(seconds: float, kbps: int) -> bytes:
+    """Return an MP3 without the frame that says its length."""
+    out = io.BytesIO()
+    samples = np.ascontiguousarray(tone(seconds, 44_100).T)
+    with av.open(out, "w", format="mp3", options={"write_xing": "0"}) as container:
+        stream = container.add_stream(
+            "libmp3lame", rate=44_100, layout="mono", bit_rate=kbps * 1000
+        )
+        frame = av.AudioFrame.from_ndarray(samples, "fltp", "mono")
+        frame.sample_rate = 44_100
+        resampler = av.AudioResampler("s16p", "mono", 44_100)
+        for each in (*resampler.resample(frame), None):
+            container.mux(stream.encode(each))
+    return out.getvalue()
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30, 32_000.0])
 def test_samples_that_are_no_audio(bad: float) -> None:
     samples = tone(1.0)

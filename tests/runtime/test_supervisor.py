@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -26,6 +27,20 @@ class Nothing(Struct):
 
 def fds() -> set[str]:
     return {each.name for each in Path("/proc/self/fd").iterdir()}
+
+
+def test_report_that_is_none_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    """A compromised process may write anything to the supervisor."""
+    supervisor: Any = Supervisor(SimpleNamespace(config=ServeConfig()))  # type: ignore[arg-type]
+    part = Part("sleeper", "tests.runtime.sleeper", Nothing)
+    supervisor._parts["sleeper"] = part
+    ours, theirs = os.pipe()
+    os.write(theirs, b'\xff\xff\n{"ready": 1}\n{"ready": true, "text": "here"}\n')
+    supervisor._on_status(part, SimpleNamespace(status_fd=ours))
+    assert part.is_ready
+    assert caplog.text.count("a report of a child is none") == 2
+    os.close(ours)
+    os.close(theirs)
 
 
 @pytest.mark.parametrize("nth", [1, 2])

@@ -197,6 +197,12 @@ class ChildProcess:
         status = Status(ready=ready, text=text)
         os.write(self._status_fd, msgspec.json.encode(status) + b"\n")
 
+    def leave(self) -> None:
+        """Close the way to the supervisor, in a fork of this process: it is no child of it."""
+        os.close(self._status_fd)
+        if self.board is not None:
+            self.board.close()
+
     def refuse(self, why: str) -> NoReturn:
         """Report ``why`` and end: a restart would not help."""
         self.report(why)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from afferent.config import Limits
 from afferent.errors import InvalidMedia, MediaTooLarge, UnsupportedMedia
 from afferent.media.decode.container import BROKEN, decoder_of, open_container, packets_of
+from afferent.media.decode.parts import MAX_MP3_BITS_PER_S, has_mp3_frames, is_chained
 from afferent.media.decode.reading import Bytes, MemoryFile
 from afferent.media.decoded import DecodedAudio
 from afferent.media.headers.probe import AudioHeader
@@ -88,6 +89,7 @@ def decode_audio(data: Bytes, sample_rate_hz: int, limits: Limits) -> DecodedAud
                 raise _too_long(limits)
             mono = _mono(block)
             filled = _append(out, filled, mono if same else resampler.resample_chunk(mono))
+        source.check_end()
         if not same:
             rest = resampler.resample_chunk(np.empty(0, np.float32), last=True)
             filled = _append(out, filled, rest)
@@ -119,6 +121,13 @@ class _Source:
     def blocks(self) -> Iterator[Samples]:
         raise NotImplementedError
 
+    def check_end(self) -> None:
+        """Check that the last block was the end of the audio.
+
+        Raises:
+            InvalidMedia: The file has more, which would be lost.
+        """
+
 
 class _Stream(soundfile.SoundFile):  # type: ignore[misc]
     """Stream that is read from begin to end.
@@ -131,18 +140,33 @@ class _Stream(soundfile.SoundFile):  # type: ignore[misc]
 
 
 class _SndFile(_Source):
-    def __init__(self, file: _Stream, limits: Limits) -> None:
+    def __init__(self, file: _Stream, limits: Limits, data: Bytes, place: MemoryFile) -> None:
         if file.format not in _FORMATS or file.subtype not in _ENCODINGS:
             raise UnsupportedMedia("the audio's encoding is none that is read")
         if file.subtype == "OPUS":
             file.seek(0)  # otherwise the encoder's delay is not skipped where time begins later
-        self._file = file
-        self.header = _checked(file.samplerate, file.channels, file.frames, limits)
+        self._file, self._data, self._place = file, data, place
+        num_frames = file.frames
+        if file.format == "MP3":  # perhaps a guess, by the first frame and the length of the file
+            shortest_s = 8 * len(data) / MAX_MP3_BITS_PER_S
+            most = math.floor(limits.max_audio_s * file.samplerate)
+            num_frames = min(num_frames, most) if shortest_s <= limits.max_audio_s else num_frames
+        self.header = _checked(file.samplerate, file.channels, num_frames, limits)
 
     def blocks(self) -> Iterator[Samples]:
         block = np.empty((_BLOCK, self.header.num_channels), np.float32)
         while len(read := self._file.read(out=block)):
             yield read
+
+    def check_end(self) -> None:
+        """See `_Source`."""
+        form = self._file.format
+        with memoryview(self._data).cast("B") as data, data[self._place.tell() :] as rest:
+            if (form == "MP3" and has_mp3_frames(rest)) or (form == "OGG" and is_chained(data)):
+                raise InvalidMedia(
+                    "the audio file has several parts, or more audio than its header says: it "
+                    "would be cut off; send the parts as one file, or as several"
+                )
 
 
 class _AvFile(_Source):
@@ -180,7 +204,7 @@ def _open(data: Bytes, limits: Limits) -> Generator[_Source, None, None]:
     try:
         if _is_sndfile(head):
             with MemoryFile(data) as file, _Stream(file) as stream:
-                yield _SndFile(stream, limits)
+                yield _SndFile(stream, limits, data, file)
         else:
             with open_container(data, "audio", {"codec_whitelist": _DECODERS}) as container:
                 first = next(iter(container.streams.audio), None)

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from afferent.media.families.reference import Reference
 
 
+_MAX_REFERENCES = 64
+
+
 class AdapterFamily(
     ImageFamily, tag="adapter", frozen=True, kw_only=True, forbid_unknown_fields=True
 ):
@@ -73,9 +76,9 @@ class AdapterFamily(
         return _reference(self)
 
 
-@functools.cache
+@functools.lru_cache(_MAX_REFERENCES)
 def _reference(family: AdapterFamily) -> Reference:
-    """Load the processor once for each process and its forks."""
+    """Return the processor of a family; a client may bound its images in many ways."""
     # It imports torch and transformers; frontends lack the memory for these, and never come here.
     from afferent.media.families.reference import Reference
 

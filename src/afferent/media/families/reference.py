@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from PIL import Image
 from transformers import AutoImageProcessor, AutoProcessor
 
-from afferent.errors import InternalError, UnsupportedModel, in_a_line
+from afferent.errors import InternalError, InvalidMedia, UnsupportedModel, in_a_line
 from afferent.media.decoded import Array, DecodedImage
 from afferent.media.families.family import MediaTokens, ProcessorLayout
 from afferent.media.families.plan import FeaturePlan
@@ -43,8 +44,13 @@ class Reference:
         )
 
     def plan(self, header: ImageHeader) -> FeaturePlan:
-        """Return the exact plan; this may run the processor."""
-        return self._processor.plan(header)
+        """Return the exact plan; this may run the processor.
+
+        Raises:
+            InvalidMedia: The processor takes no image of this size.
+        """
+        with _refusing():
+            return self._processor.plan(header)
 
     def whole(self, image: DecodedImage, text: str) -> Mapping[str, Any]:
         """Return all outputs of the processor for a prompt of this image and a text.
@@ -60,14 +66,31 @@ class Reference:
         """Write the processor's features into ``out``.
 
         Raises:
+            InvalidMedia: The processor does not take this image.
             InternalError: They differ from the plan.
         """
-        made = self._processor.run(Image.fromarray(image.pixels))
+        with _refusing():
+            made = self._processor.run(Image.fromarray(image.pixels))
         for name, target in out.items():
             array = np.asarray(made[name])
             if array.dtype != target.dtype or array.shape != target.shape:
                 raise InternalError(f"{name} is {array.dtype} {array.shape}, not as planned")
             np.copyto(target, array)
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Report a value that the processor refuses: it is the client's image.
+
+    Raises:
+        InvalidMedia: The processor refuses it.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise InvalidMedia(
+            f"the model's own processor refuses the image: {in_a_line(error)}"
+        ) from error
 
 
 class KnownProcessor:
@@ -168,8 +191,9 @@ class WholeProcessor:
         return ids
 
 
+@functools.cache
 def load_images(folder: str) -> Any:
-    """Return the image processor.
+    """Return the image processor, loaded once for each process and its forks.
 
     Raises:
         UnsupportedModel: It can't be loaded here.

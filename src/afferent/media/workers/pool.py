@@ -129,8 +129,7 @@ class Zygote:
         code = 1
         try:
             die_with_parent(parent)
-            if self._child.board is not None:
-                self._child.board.close()  # a compromised decoder must not write heartbeats
+            self._child.leave()  # a compromised decoder must not write heartbeats or reports
             self._work(place.name)
             code = 0
         except SystemExit:

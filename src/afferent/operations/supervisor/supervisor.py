@@ -253,7 +253,11 @@ class Supervisor:
         if self._stop.is_set():  # messages of a stopping process are noise
             return
         for line in data.splitlines():
-            status = msgspec.json.decode(line, type=Status)
+            try:
+                status = msgspec.json.decode(line, type=Status)
+            except msgspec.MsgspecError:  # a compromised child writes anything
+                log.warning("a report of a child is none", extra={"part": part.name})
+                continue
             part.last_said = status.text
             self._say(part.name, f"ready: {status.text}" if status.ready else status.text)
             if status.ready:
