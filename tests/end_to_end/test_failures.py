@@ -94,7 +94,7 @@ def descriptors(process: psutil.Process | None) -> set[str]:
     """Return what a process has open, except for its standard streams."""
     assert process is not None
     folder = Path(f"/proc/{process.pid}/fd")
-    return {os.readlink(each) for each in folder.iterdir() if int(each.name) > 2}
+    return {str(each.readlink()) for each in folder.iterdir() if int(each.name) > 2}
 
 
 def test_an_item_that_kills_workers_is_refused(
