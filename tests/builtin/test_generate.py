@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from afferent.builtin.apis import openai
+from afferent.builtin.pipeline.call_reader import CallReader
 from afferent.builtin.pipeline.generate import AnswerWriter, merge
 from afferent.builtin.pipeline.prompt import Detokenizer, PromptBuilder
 from afferent.builtin.pipeline.request import End, Output, TextDelta, Usage
@@ -47,6 +48,22 @@ def test_a_stop_string_is_named_and_cut_off() -> None:
     *deltas, end = written([[73, 390], [371]], ("red",))
     assert "".join(delta.text for delta in deltas if isinstance(delta, TextDelta)) == "a "
     assert end == End("stop", Usage(11, 2), 3, "red")
+
+
+def test_text_that_may_begin_a_call_comes_before_a_stop_string() -> None:
+    writer = AnswerWriter(0, 1, Words(), StopMatcher(("!",)), calls=CallReader(0, "<c>", "</c>"))
+    *deltas, end = writer.feed(Tokens([ord(c) for c in "a <!"], []))
+    assert "".join(delta.text for delta in deltas if isinstance(delta, TextDelta)) == "a <"
+    assert isinstance(end, End)
+
+
+class Words(Detokenizer):
+    """Each token is a character."""
+
+    def __init__(self) -> None: ...
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(chr, token_ids))
 
 
 def test_what_only_began_like_a_stop_string_comes_with_the_end() -> None:

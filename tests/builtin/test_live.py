@@ -166,6 +166,33 @@ def test_items_that_come_during_an_answer_come_behind_it(store_address: str) -> 
     run(store_address, main, engine=engine)
 
 
+def test_items_behind_an_answer_that_is_being_written_stay_there(store_address: str) -> None:
+    """Another frontend reads the same order from the log."""
+    engine = SlowEngine()
+
+    async def main(live: Live) -> None:
+        question = await live.add(text_part("one?"))
+        await live.send(type="response.create")
+        begun = await live.until("response.output_item.added")
+        await live.until("response.output_text.delta")
+        second = await live.add(text_part("two?"), previous_item_id=begun.item.id)
+        third = {"type": "message", "role": "user", "content": [text_part("three?")]}
+        error = await live.refused(
+            type="conversation.item.create", previous_item_id=begun.item.id, item=third
+        )
+        assert "being written" in error.message
+        engine.may_end.set()
+        await live.until("response.done")
+        store = await AsyncDaemonStore.connect(store_address, name="reader", writable=True)
+        log = await LiveLog.resume(store, tenant="", session_id=live.session_id, lease="reader")
+        order = [item.id for item in log.session]
+        log.close()
+        await store.close()
+        assert order == [question.id, begun.item.id, second.id]
+
+    run(store_address, main, engine=engine)
+
+
 def test_answer_is_cancelled_and_what_was_written_stays(store_address: str) -> None:
     engine = SlowEngine()
 

@@ -265,7 +265,7 @@ def test_document_becomes_parts(block: dict[str, Any], parts: list[Any]) -> None
             InvalidRequest,
             "messages[0].content[0]",
         ),
-        (user({"type": "thinking", "thinking": "hm"}), InvalidRequest, "messages"),
+        (user({"type": "thinking", "thinking": "hm"}), InvalidRequest, "messages[0].content[0]"),
         ([{"role": "developer", "content": "x"}], InvalidRequest, "messages"),
         ([{"role": "user"}], InvalidRequest, "messages"),
         ([{"role": "user", "content": []}], InvalidRequest, "messages"),
@@ -411,3 +411,15 @@ def test_errors(error: Any, kind: str, message: str) -> None:
         "error": {"type": kind, "message": message},
         "request_id": "msg_1",
     }
+
+
+def test_thoughts_of_another_model_are_left_out() -> None:
+    """A client goes on with a conversation that another model began."""
+    thoughts = [
+        {"type": "thinking", "thinking": "hm", "signature": "x"},
+        {"type": "redacted_thinking", "data": "y"},
+    ]
+    answer = {"role": "assistant", "content": [*thoughts, {"type": "text", "text": "a star"}]}
+    messages = [*user({"type": "text", "text": "?"}), answer, *user({"type": "text", "text": "!"})]
+    said = [list(message.parts) for message in parse(messages).generate.messages]
+    assert said == [[TextPart("?")], [TextPart("a star")], [TextPart("!")]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -14,7 +15,16 @@ from pydantic import TypeAdapter
 from afferent.builtin.apis.openai import scored_token
 from afferent.builtin.apis.responses.api import OpenAIResponses
 from afferent.builtin.pipeline.call import Call
-from afferent.builtin.pipeline.request import CallPart, End, Logprobs, Message, TextPart, Usage
+from afferent.builtin.pipeline.request import (
+    CallDelta,
+    CallPart,
+    End,
+    Logprobs,
+    Message,
+    TextDelta,
+    TextPart,
+    Usage,
+)
 from afferent.errors import (
     InternalError,
     InvalidRequest,
@@ -452,6 +462,57 @@ def test_the_events_of_a_stream() -> None:
     assert seen[9]["response"] == whole(call, said)
     ids = {event["item_id"] for event in seen if "item_id" in event}
     assert ids == {seen[9]["response"]["output"][0]["id"]}
+
+
+def test_entries_of_a_calls_tokens_do_not_end_the_call() -> None:
+    """Each token has an event with its log-probability, also where it has no text."""
+    tools = [{"type": "function", "name": "f", "parameters": {"properties": {"a": {}}}}]
+    call = parse(stream=True, include=["message.output_text.logprobs"], tools=tools)
+    entry = TextDelta("", 0, outputs("a", scored=True)[1].logprobs)
+    said = [
+        PROMPT_INFO,
+        entry,
+        CallDelta(0, 0, "f", ""),
+        entry,
+        CallDelta(0, 0, None, '{"a"'),
+        entry,
+        CallDelta(0, 0, None, ": 1}"),
+        End("stop", Usage(12, 3)),
+    ]
+    seen = stream(call.reply, said)
+    assert [event["type"] for event in seen[2:]] == [
+        "response.output_item.added",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert {event["output_index"] for event in seen if "output_index" in event} == {0}
+    assert seen[5]["arguments"] == '{"a": 1}'
+    assert seen[-1]["response"]["output"] == [seen[6]["item"]]
+
+
+def test_number_without_bounds_is_no_value_of_a_parameter() -> None:
+    body = received({"model": "shapes", "input": "hi", "background": "BIG"}, API.media_keys)
+    body = replace(body, json=body.json.replace(b'"BIG"', b"1e999"))
+    with pytest.raises(UnsupportedParameter, match="background"):
+        API.parse(body, request_id=REQUEST_ID, model="shapes")
+
+
+@pytest.mark.parametrize("known", [{"conversation": "conv_1"}, {"previous_response_id": "resp_1"}])
+@pytest.mark.parametrize("given", [{}, {"input": None}, {"input": []}])
+def test_input_may_be_missing_where_a_conversation_goes_on(
+    known: dict[str, Any], given: dict[str, Any]
+) -> None:
+    body = {"model": "shapes", **given}
+    call = API.parse(
+        received({**body, **known}, API.media_keys), request_id=REQUEST_ID, model="shapes"
+    )
+    assert call.generate.messages == ()
+    with pytest.raises(InvalidRequest, match="input is missing") as caught:
+        API.parse(received(body, API.media_keys), request_id=REQUEST_ID, model="shapes")
+    assert caught.value.param == "input"
 
 
 def test_every_event_is_of_the_clients_types() -> None:

@@ -147,6 +147,15 @@ def test_a_strict_tool() -> None:
     assert use.functions[0].is_strict
 
 
+@pytest.mark.parametrize("given", [{}, {"parameters": None}])
+def test_strict_tool_without_parameters_takes_none(given: dict[str, Any]) -> None:
+    function = {"name": "now", "strict": True, **given}
+    use = parse(BY_NAME[CHAT], tools=[{"type": "function", "function": function}]).generate.tool_use
+    assert use is not None
+    schema = msgspec.json.decode(use.functions[0].parameters)
+    assert schema == {"type": "object", "properties": {}, "additionalProperties": False}
+
+
 # Calls in a text
 
 _json_values = st.recursive(

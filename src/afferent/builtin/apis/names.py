@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -75,9 +75,9 @@ class ParameterNames:
             return
         if one.void_with is not None:
             other, values = one.void_with
-            if other in given and _value(given[other]) in values:
+            if other in given and _is_one_of(given[other], values):
                 return
-        if len(value) > _LONGEST_VALUE_NBYTES or _value(value) not in use.values:
+        if len(value) > _LONGEST_VALUE_NBYTES or not _is_one_of(value, use.values):
             about = one.about.replace("`", "")
             raise UnsupportedParameter(f"{name} is not supported: {about}", param=name)
 
@@ -93,6 +93,13 @@ class ParameterNames:
             return None
         spellings = [plain, *_one_letter_less(plain)]
         return next((self._nearly[each] for each in spellings if each in self._nearly), None)
+
+
+def _is_one_of(raw: Raw, values: Sequence[object]) -> bool:
+    try:
+        return _value(raw) in values
+    except msgspec.DecodeError:  # such as a number without bounds: 1e999
+        return False
 
 
 def _value(raw: Raw) -> object:

@@ -246,6 +246,8 @@ _REFUSED = (
     _in_responses("prompt", "prompts that OpenAI keeps", Only()),
     _in_responses("moderation", "nothing is moderated", Only()),
     _in_responses("access_programs", "programs of OpenAI's", Only()),
+    _in_chat("moderation", "nothing is moderated", Only()),
+    _in_messages("compaction", "a conversation is not made shorter here", Only()),
     _in_messages("container", "of Anthropic's own tools", Only()),
     _in_messages("thread", "a conversation is sent whole each time", Only()),
     _in_messages("mcp_servers", "of Anthropic's own tools", Only(([],))),

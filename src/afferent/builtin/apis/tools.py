@@ -175,7 +175,7 @@ def _callable(function: Function) -> ToolFunction:
     Arguments that the schema does not declare are excluded, unless it allows them.
     """
     parameters = {"type": "object", **(function.parameters or {"properties": {}})}
-    if function.strict:
+    if function.strict and function.parameters is not None:
         check_is_closed(parameters, "tools")
     if "properties" in parameters:
         parameters.setdefault("additionalProperties", False)

@@ -88,7 +88,8 @@ class LiveItems:
         """Add an item behind another one, or at the end.
 
         Raises:
-            InvalidRequest: Its id is taken, or the other one does not exist.
+            InvalidRequest: Its id is taken, or the other one does not exist, or is an answer that
+                is being written and has other items behind it.
             PromptTooLong: The context has no room for it.
         """
         session = self._session
@@ -101,6 +102,18 @@ class LiveItems:
             raise PromptTooLong(
                 f"with this item of {item.num_tokens} tokens, the conversation has {in_all}; "
                 f"the model has room for {most}, and truncation is disabled"
+            )
+        if previous_id == session.last_id:
+            previous_id = None  # an answer that is being written is no part of the log
+        elif (
+            previous_id is not None
+            and previous_id in session
+            and not self._context.log.has(previous_id)
+        ):
+            raise InvalidRequest(
+                f"the item {previous_id!r} is being written and has others behind it; add this one "
+                "when it is done",
+                param="previous_item_id",
             )
         await self._context.log.append(Added(item, previous_id))
         LIVE_ITEMS.labels("added").inc()

@@ -62,6 +62,8 @@ class AnswerWriter:
         elif scored:
             outputs.insert(0, TextDelta("", self.index, scored))
         if self.matcher.met is not None:
+            if self.calls is not None:
+                outputs += self.calls.flush()
             outputs.append(self._end("stop", self.matcher.met))
         return outputs
 

@@ -83,6 +83,14 @@ class _ToolUse(Struct, tag="tool_use"):
     input: msgspec.Raw
 
 
+class _Thinking(Struct, tag="thinking"):
+    """Thoughts of another model; this one gets none, and a template has no place for them."""
+
+
+class _RedactedThinking(Struct, tag="redacted_thinking"):
+    """The same, encrypted."""
+
+
 _Results = list[Text | _Image | _Document]
 
 
@@ -90,7 +98,7 @@ class _ToolResult(Struct, tag="tool_result"):
     content: str | _Results = ""
 
 
-_Block = Text | _Image | _Document | _ToolUse | _ToolResult
+_Block = Text | _Image | _Document | _ToolUse | _ToolResult | _Thinking | _RedactedThinking
 _Blocks = Annotated[list[_Block], Meta(min_length=1)]
 
 
@@ -151,6 +159,8 @@ class _Reader:
                 self._turn_of(role).append(self._image(block, where))
             case _ToolUse(name, given) if role == "assistant":
                 self._calls.write(self._turn_of(role), name, given, where)
+            case _Thinking() | _RedactedThinking() if role == "assistant":
+                pass
             case _ToolResult(content) if role == "user":
                 self.turns.append(("tool", []))  # each of them is a turn
                 for index, inner in enumerate(_as_blocks(content)):

@@ -34,6 +34,7 @@ _Include = Literal[
     "computer_call_output.output.image_url",
     "file_search_call.results",
     "reasoning.encrypted_content",
+    "web_search_call.results",
     "web_search_call.action.sources",
 ]
 
@@ -62,7 +63,7 @@ _format_decoder = msgspec.json.Decoder(forms.OutputFormat | None)
 class ResponsesRequest(OpenAIRequest, kw_only=True):
     """Request; a parameter that is not supported is only accepted if it changes nothing."""
 
-    input: str | Annotated[list[InputItem], Meta(min_length=1)]
+    input: str | list[InputItem] | None = None
     instructions: str | None = None
     previous_response_id: Annotated[str, Meta(max_length=64)] | None = None
     conversation: _ConversationId | _Conversation | None = None
@@ -98,7 +99,13 @@ class _Responses(BuiltinApi[ResponsesRequest]):
     example: Mapping[str, Any] = {"input": "What is a star?"}
 
     def translate(self, request: ResponsesRequest, body: ReceivedBody, request_id: str) -> Call:
-        items = read_input(request.input, body)
+        is_continued = request.previous_response_id is not None or request.conversation is not None
+        if not request.input and request.input != "" and not is_continued:
+            raise InvalidRequest(
+                "input is missing; without it, previous_response_id or conversation is needed",
+                param="input",
+            )
+        items = read_input([] if request.input is None else request.input, body)
         generate = GenerateRequest(
             request_id=request_id,
             messages=joined(item.message for item in items),

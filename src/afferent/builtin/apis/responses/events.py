@@ -73,8 +73,8 @@ class ResponsesReply:
             case PromptInfo():
                 return []
             case TextDelta(text, _, logprobs):
-                if not text and self._open is None and self._has_tools:
-                    return []  # the tokens may begin a call
+                if not text and self._open != "message" and self._has_tools:
+                    return []  # the tokens begin a call, or are a part of one
                 begun = [] if self._open == "message" else self._begin_message()
                 kind = "response.output_text.delta"
                 return [*begun, self._part_event(kind, delta=text, logprobs=logprobs)]
