@@ -32,7 +32,7 @@ from afferent.types import Modality
 from tests.media.json_bodies import cut
 
 REQUEST_ID = "id_1"
-LONG = bytes(range(256))
+LONG = b"\x89PNG\r\n\x1a\n" + bytes(range(248))
 """Media that are long enough to be cut out of a body; `BASE64` is the same."""
 BASE64 = base64.b64encode(LONG).decode()
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from afferent.media.body.cutter import BodyCutter, CutBody, MediaKeys
+from afferent.media.headers.media_types import is_media
 
 URL_KEYS = ("url", "image_url", "video_url", "audio_url", "file_data")
 KEYS = MediaKeys(urls=URL_KEYS, base64=("data",))
@@ -75,7 +76,11 @@ def media_in(key: str | None, value: str) -> bytes | None:
             or not re.fullmatch(r"(?i)data:[ !#-\[\]-~]*;base64", header, re.ASCII)
         ):
             return None
-    elif key == "data" and re.match(r"[A-Za-z0-9+/]{62}[A-Za-z0-9+/=]{2}", value):
+    elif (
+        key == "data"
+        and re.match(r"[A-Za-z0-9+/]{62}[A-Za-z0-9+/=]{2}", value)
+        and is_media(binascii.a2b_base64(value[:64]))
+    ):
         payload = value
     else:
         return None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
+import io
 import json
 import random
 import time
@@ -14,6 +16,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from afferent.errors import BodyTooLarge, InvalidMedia, InvalidRequest, TooManyItems
 from afferent.media.body.cutter import BodyCutter, CutMedia, MediaKeys
@@ -21,7 +24,8 @@ from tests.callbacks import measured
 from tests.examples import examples
 from tests.media.json_bodies import KEYS, NEAR_KEYS, Items, check, cut, media_in, write_json
 
-PICTURE = bytes(range(0, 256, 5))
+PNG = b"\x89PNG\r\n\x1a\n\0"  # a multiple of three bytes
+PICTURE = PNG + bytes(range(0, 256, 5))
 BASE64 = base64.b64encode(PICTURE).decode()
 DATA_URL = f"data:image/png;base64,{BASE64}"
 
@@ -62,7 +66,13 @@ _data_urls = st.tuples(
     st.sampled_from([";base64,", ";BASE64,", ";base64", ","]),
     _payloads,
 ).map("".join)
-_bare = st.binary(min_size=40, max_size=200).map(lambda data: base64.b64encode(data).decode())
+_bare = (
+    st.tuples(
+        st.sampled_from([b"", PNG, b"GIF89a", b"%PDF-1"]), st.binary(min_size=40, max_size=200)
+    )
+    .map(b"".join)
+    .map(lambda data: base64.b64encode(data).decode())
+)
 _values = st.recursive(
     st.none() | st.booleans() | st.integers() | _texts | _data_urls | _bare,
     lambda inner: (
@@ -261,12 +271,38 @@ def test_ways_to_write_a_data_url(text: str, data: bytes, media_type: str) -> No
 
 
 def test_sixty_four_characters_decide() -> None:
-    for text, data in (
-        ("A" * 64, bytes(48)),
-        ("A" * 63 + "=", bytes(47)),
-        ("A" * 62 + "==", bytes(46)),
-    ):
+    for num_zeros in (39, 38, 37):
+        data = PNG + bytes(num_zeros)
+        text = base64.b64encode(data).decode()
+        assert len(text) == 64
         assert cut(f'{{"data":"{text}"}}'.encode())[1].items == [data]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        hashlib.sha256(b"").hexdigest() + "  file.txt\n",
+        "/usr/lib/python3/site/packages/" + "x" * 70,
+        "ACGT" * 20 + "\n" + "ACGT" * 20,
+        base64.b64encode(bytes(range(200))).decode(),
+    ],
+)
+def test_text_of_64_letters_is_no_media(text: str) -> None:
+    """A digest, a path, or a word under the key ``data`` of a document or of a tool's input."""
+    body = json.dumps({"data": text}).encode()
+    for size in (1, 7, 1000):
+        done, items = cut(body, size)
+        assert (done.json, items.items) == (body, [])
+
+
+@pytest.mark.parametrize(
+    "kind", ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "ICO", "JPEG2000", "PPM", "TGA"]
+)
+def test_files_of_all_formats_are_media(kind: str) -> None:
+    out = io.BytesIO()
+    Image.new("RGB", (40, 30), "red").save(out, kind)
+    text = base64.b64encode(out.getvalue()).decode()
+    assert cut(f'{{"data":"{text}"}}'.encode())[1].items == [out.getvalue()]
 
 
 def test_keys_may_stand_twice() -> None:
@@ -415,9 +451,10 @@ def test_hostile_bodies_are_refused_early(body: bytes, size: int) -> None:
 
 def test_escapes_in_base64_stay_cheap() -> None:
     """Each character is an escape: the body is six times as long, but needs no more memory."""
-    body = b'{"data":"' + b"\\u0041" * 1_000_000 + b'"}'
-    done, items = cut(body, 1 << 16)
-    assert items.items == [bytes(750_000)]
+    data = PNG + bytes(749_991)
+    text = "".join(f"\\u{ord(each):04x}" for each in base64.b64encode(data).decode())
+    done, items = cut(f'{{"data":"{text}"}}'.encode(), 1 << 16)
+    assert items.items == [data]
     assert items.largest_nbytes <= 64 << 10
     assert len(done.json) < 100
 

@@ -17,6 +17,7 @@ stays in its position.
 
 from __future__ import annotations
 
+import binascii
 import contextlib
 import functools
 import re
@@ -32,6 +33,7 @@ from afferent.media.body.base64_text import Base64Text
 from afferent.media.body.json_path import JsonPath
 from afferent.media.body.json_text import JsonText
 from afferent.media.body.original_text import OriginalText, Progress
+from afferent.media.headers.media_types import is_media
 
 ANY_MARKER = re.compile(rb"afferent-media:[0-9a-f]{32}:[0-9]+")
 """Pattern of the markers, also of those of other bodies."""
@@ -325,7 +327,7 @@ class BodyCutter:
         text = _unescape(self._buffer[self._pos : end])
         if media := self._rule.head.match(text[: self._rule.num_chars]):
             self._keep()
-            if not self._may_be_media or self._has_enough:
+            if not self._may_be_media or self._has_enough or self._is_text_only(text):
                 self._step = BodyCutter._seek_key
                 return True
             self._begin(media[0].decode())
@@ -394,6 +396,15 @@ class BodyCutter:
     def _may_be_media(self) -> bool:
         """Whether media may occur at the present position."""
         return self._paths is None or self._path is None or self._path.steps in self._paths
+
+    def _is_text_only(self, text: bytes) -> bool:
+        """Whether a string that could be base64 is none: a path, a digest, or one long word.
+
+        Without paths, the string may be anywhere, and could not be written back.
+        """
+        if self._paths is not None or self._rule is not _BARE:
+            return False
+        return not is_media(binascii.a2b_base64(text[: _BARE.num_chars], strict_mode=False))
 
     @property
     def _has_enough(self) -> bool:

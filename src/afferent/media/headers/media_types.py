@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from afferent.errors import UnsupportedMedia
-from afferent.media.headers.image_format import Data, format_of
+from afferent.media.headers.image_format import Data, format_of, is_container, is_still
 from afferent.types import Modality
 
 _IMAGES: Final = {
@@ -34,6 +34,9 @@ _OTHERS: Final = {
         (re.compile(rb"RIFF....AVI ", re.DOTALL), "video/x-msvideo"),
     ),
 }
+_AAC: Final = re.compile(rb"\xff[\xf0-\xf9]")
+_PDF: Final = b"%PDF-"
+_NO_IMAGE: Final = "application/octet-stream"
 _UNKNOWN: Final = {Modality.AUDIO: "audio/wav", Modality.VIDEO: "video/mp4"}
 _HEAD_NBYTES: Final = 16
 
@@ -53,8 +56,26 @@ def media_type_of(modality: Modality, data: Data) -> str:
         try:
             name = format_name(data)
         except UnsupportedMedia:
-            return "application/octet-stream"
+            return _NO_IMAGE
         return f"image/{_IMAGES.get(name, name)}"
     head = bytes(data[:_HEAD_NBYTES])
     found = (kind for pattern, kind in _OTHERS[modality] if pattern.match(head))
     return next(found, _UNKNOWN[modality])
+
+
+def is_media(data: Data) -> bool:
+    """Whether a file's first bytes are those of an image, a video, audio or a document.
+
+    Args:
+        data: At least 18 bytes.
+    """
+    head = bytes(data[: len(_PDF) + _HEAD_NBYTES])
+    patterns = (pattern for kinds in _OTHERS.values() for pattern, _ in kinds)
+    return (
+        media_type_of(Modality.IMAGE, head) != _NO_IMAGE
+        or is_still(head)
+        or is_container(head)
+        or _PDF in head
+        or _AAC.match(head) is not None
+        or any(pattern.match(head) for pattern in patterns)
+    )

@@ -178,7 +178,7 @@ class _Reader:
     def _source(self, source: _Base64 | _Url | _File, where: str) -> str | RawMedia | StoredFile:
         match source:
             case _Base64(data, media_type):
-                url = f"data:{media_type};base64,{data}"  # if it is too short to be cut out
+                url = f"data:{media_type};base64,{data}"  # if it was not cut out
                 return self.media.pop(data, url)
             case _Url(url):
                 return self.media.pop(url, url)

@@ -173,7 +173,7 @@ class _Reader:
             case _InputFile():
                 return openai.read_file(part, self.media, self._body, where)
             case _InputAudio(audio):
-                url = f"data:audio/{audio.format};base64,{audio.data}"  # too short to be cut out
+                url = f"data:audio/{audio.format};base64,{audio.data}"  # it was not cut out
                 return MediaPart(Modality.AUDIO, self.media.pop(audio.data, url))
 
     def _image(self, part: _InputImage, where: str) -> MediaPart:
