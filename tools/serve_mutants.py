@@ -163,7 +163,7 @@ SERVE_MUTANTS: Final = (
     Mutant(
         what="parameters that are not served are ignored",
         file="builtin/apis/names.py",
-        old="if len(value) > _LONGEST_VALUE_NBYTES or _value(value) not in use.values:",
+        old="if len(value) > _LONGEST_VALUE_NBYTES or not _is_one_of(value, use.values):",
         new="if False:",
         tests=("tests/builtin/test_parameters.py::test_what_is_not_served_is_refused_by_name",),
     ),

@@ -49,7 +49,7 @@ SHARE_MUTANTS: Final = (
     Mutant(
         what="a job costs what was guessed",
         file=_JOBS,
-        old="charge(job.share, took_us - job.cost_us)",
+        old="charge(job.share, took_us - estimate_us)",
         new="charge(job.share, 0)",
         tests=_JOBS_TESTS,
     ),

@@ -213,3 +213,17 @@ def test_endpoints_are_counted_by_their_names(server: Server, client: anthropic.
     metrics = server.metrics()
     for name in ("anthropic_messages", "anthropic_count_tokens"):
         assert metrics[f'afferent_requests_total{{api="{name}",outcome="ok"}}'] >= 1
+
+
+def test_prompt_that_is_too_long_is_counted(server: Server, client: anthropic.Anthropic) -> None:
+    """Clients count to decide what to leave out."""
+    text = "a red circle " * 30_000
+    messages: Any = [turn(text)]
+    counted = client.messages.count_tokens(model="shapes", messages=messages)
+    with pytest.raises(anthropic.BadRequestError):
+        client.messages.create(messages=messages, **PARAMETERS)
+    assert counted.input_tokens > 32_768
+    body = {"model": "shapes", "input": text}
+    assert server.post_to("/v1/responses/input_tokens", body).json()["input_tokens"] > 32_768
+    body = {"model": "shapes", "prompt": text}
+    assert server.post_to("/tokenize", body).json()["count"] > 32_768

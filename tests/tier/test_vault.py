@@ -178,7 +178,7 @@ def test_heads_are_listed_and_strangers_told_apart(vault: Vault, lying: Lying) -
 
 
 def test_node_does_not_wait_for_a_claim_of_its_own(vault: Vault) -> None:
-    """Nobody here makes the object of a claim that is left: its job failed, or was not kept."""
+    """A claim that is left belongs to an object whose job failed, or that was not kept."""
     claims, others = HeldClaims(vault), HeldClaims(vault)
     assert claims.claim([(KEY, 5.0)], deadline_s=LONG_S) == [True]
     assert claims.claim([(KEY, 5.0), (OTHER, 5.0)], deadline_s=LONG_S) == [True, True]

@@ -293,6 +293,8 @@ class PromptStage:
         room = limit - num_tokens
         max_tokens = room if request.max_tokens is None else request.max_tokens
         needed = max(1, request.min_tokens or 0)
+        if request.is_only_counted:
+            room = max_tokens = needed
         if needed > room:
             raise PromptTooLong(
                 f"the prompt has {num_tokens} tokens and {needed} were asked for; "

@@ -130,6 +130,8 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     """Whether the tokenizer adds its special tokens around a text, such as one for its start."""
     truncation: Truncation | None = None
     """Limit on ``prompt``."""
+    is_only_counted: bool = False
+    """No answer follows: the prompt may be longer than the model's context."""
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None

@@ -78,7 +78,7 @@ class CountRequest(_Request, kw_only=True):
     """Request to count the prompt's tokens; all other fields are ignored."""
 
     def generate(self, body: ReceivedBody, request_id: str) -> GenerateRequest:
-        return structs.replace(super().generate(body, request_id), max_tokens=1)
+        return structs.replace(super().generate(body, request_id), is_only_counted=True)
 
 
 class _Anthropic(BuiltinApi[_Request]):

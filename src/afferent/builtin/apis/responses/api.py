@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
 
 from afferent.builtin.apis import forms, openai, parameters, schema
 from afferent.builtin.apis.api import TokenCount
@@ -141,6 +142,10 @@ class OpenAIInputTokens(_Responses):
     """Number of a prompt's tokens; no answer is generated."""
 
     dialect = INPUT_TOKENS
+
+    def translate(self, request: ResponsesRequest, body: ReceivedBody, request_id: str) -> Call:
+        call = super().translate(request, body, request_id)
+        return replace(call, generate=structs.replace(call.generate, is_only_counted=True))
 
 
 def _count(rendered: Rendered) -> Mapping[str, Any]:

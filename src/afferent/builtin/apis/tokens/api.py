@@ -61,7 +61,7 @@ class Tokenize(BuiltinApi[TokenizeRequest]):
             messages=read_messages(request.messages or [], body),
             prompt=request.prompt,
             adds_special=request.add_special_tokens is not False,
-            max_tokens=1,
+            is_only_counted=True,
         )
         if request.messages is not None:
             generate = with_template(generate, request)
@@ -79,7 +79,7 @@ class Detokenize(BuiltinApi[DetokenizeRequest]):
     def translate(self, request: DetokenizeRequest, body: ReceivedBody, request_id: str) -> Call:
         schema.check_all_taken(body.media, "tokens")
         generate = GenerateRequest(
-            request_id=request_id, prompt=tuple(request.tokens), max_tokens=1
+            request_id=request_id, prompt=tuple(request.tokens), is_only_counted=True
         )
         return Call(generate, is_stream=False, reply=_NoReply())
 
