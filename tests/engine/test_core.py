@@ -685,3 +685,49 @@ def test_step_that_begins_long_prompts_is_one_message_of_any_length(address: str
             assert max(len(encode(work)) for work in worker.works) > wire.MAX_FRAME_NBYTES
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("ends", ["pinned", "failed"])
+def test_request_that_comes_again_is_not_touched_by_its_first_attempt(
+    address: str, ends: str
+) -> None:
+    """The first one was aborted while its items were being pinned."""
+
+    async def run() -> None:
+        async with bench_of(address) as bench:
+            worker = await bench.add_worker()
+            await bench.ready()
+            await bench.put(b"a-dog")
+            wanted = request("a", 10, [await bench.item(b"a-dog", 2, 4)])
+            worker.hold.clear()  # so the second attempt is accepted, and not in a step yet
+            busy = asyncio.create_task(tokens_of(bench, request("b", 10)))
+            await until(lambda: len(worker.works) == 1)
+            pins: Any = bench.core._loop._pins
+            hold, may_end = pins.hold, [asyncio.Event(), asyncio.Event()]
+            first, again = may_end
+            again.set()
+
+            async def late(held: EngineRequest) -> Any:
+                mine = may_end.pop(0)
+                await mine.wait()
+                if mine is first and ends == "failed":
+                    raise StaleHandle("it is gone")
+                return await hold(held)
+
+            pins.hold = late
+            channel: Any = bench.client._channel
+            channel.send(encode(remote.Submit(wanted)))
+            await until(lambda: len(may_end) == 1)
+            channel.send(encode(remote.Abort("a")))
+            events = bench.client.submit(wanted)
+            assert isinstance(await anext(events), Accepted)
+            first.set()
+            await until(lambda: len(bench.core._loop._tasks) == 0)
+            assert await bench.num_pinned() == 1
+            worker.hold.set()
+            kinds = [type(event) async for event in events]
+            assert kinds.count(Tokens) == 3
+            await busy
+            await bench.until_nothing_is_pinned()
+
+    asyncio.run(run())

@@ -257,21 +257,38 @@ class EngineLoop:
                 run.grids = await self._pins.hold(request)
                 run.is_pinned = True
             if self._requests.get(run.sequence_id) is not run:  # aborted meanwhile
-                self._let_go(run)
+                self._leave_pins(run)
                 return
             self._schedule(run)
         except AfferentError as error:
-            self._fail(run.sequence_id, error)
+            self._refuse(run, error)
             return
         except Exception:
             log.exception("a request could not be accepted")
-            self._fail(run.sequence_id, InternalError("unexpected"))
+            self._refuse(run, InternalError("unexpected"))
             return
         count = len(request.items)
         note = f"{count} pin{'s' if count > 1 else ''}" if count else ""
         run.spans.append(span_since(run.submitted_ns, "core", "accept", note=note))
         run.reply(remote.RequestAccepted(request.request_id))
         self._stirred.set()
+
+    def _refuse(self, run: _Running, error: AfferentError) -> None:
+        """Fail a request that can't be accepted, unless it was aborted meanwhile."""
+        if self._requests.get(run.sequence_id) is run:
+            self._fail(run.sequence_id, error)
+
+    def _leave_pins(self, run: _Running) -> None:
+        """Release the pins of a request that was aborted.
+
+        They have the name of the request: if it has come again, its next attempt releases them.
+        """
+        request_id = run.request.request_id
+        again = self._requests.get(self._sequence_of.get(request_id, request_id))
+        if again is None:
+            self._let_go(run)
+        else:
+            again.is_pinned = True
 
     def _schedule(self, run: _Running) -> None:
         request, row_nbytes = run.request, self._info.embed_nbytes
