@@ -58,7 +58,11 @@ def pcx() -> str:
         (CHAT, {"model": "gpt-4o"}, "the model 'gpt-4o' is not served here: 'shapes' is"),
         (CHAT, {"messages": LEFT_OUT}, "messages is missing"),
         (CHAT, {"messages": "hi"}, "messages must be a list, not text"),
-        (RESPONSES, {"input": LEFT_OUT}, "input is missing"),
+        (
+            RESPONSES,
+            {"input": LEFT_OUT},
+            "input is missing; without it, previous_response_id or conversation is needed",
+        ),
         (MESSAGES, {"max_tokens": LEFT_OUT}, "max_tokens is missing"),
         # Parameters
         (CHAT, {"temperature": 3}, "temperature must be between 0 and 2"),
