@@ -199,9 +199,11 @@ class DaemonStore(Store):
             finally:
                 if self._channel.is_torn:
                     self._lose()
-            self._send_unsent(_TOLD_WITHIN_S)
         finally:
-            self._lock.release()
+            try:
+                self._send_unsent(_TOLD_WITHIN_S)
+            finally:
+                self._lock.release()
         return reply
 
     def _tell(self, request: Request[Any]) -> None:
