@@ -37,7 +37,6 @@ class FakeBudget:
         request: str,
         items: Sequence[ReserveItem],
         *,
-        queue: bool = True,
         timeout_s: float,
     ) -> None:
         await asyncio.sleep(0)

@@ -423,3 +423,13 @@ def test_thoughts_of_another_model_are_left_out() -> None:
     messages = [*user({"type": "text", "text": "?"}), answer, *user({"type": "text", "text": "!"})]
     said = [list(message.parts) for message in parse(messages).generate.messages]
     assert said == [[TextPart("?")], [TextPart("a star")], [TextPart("!")]]
+
+
+def test_turn_of_thoughts_alone_is_no_turn() -> None:
+    """An answer that was cut off while its model thought is begun again."""
+    thought = {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}]}
+    generate = parse([*user({"type": "text", "text": "?"}), thought]).generate
+    assert [message.role for message in generate.messages] == ["user"]
+    assert not generate.template.continues_last
+    with pytest.raises(InvalidRequest, match="no content"):
+        parse([thought])

@@ -510,6 +510,9 @@ def test_input_may_be_missing_where_a_conversation_goes_on(
         received({**body, **known}, API.media_keys), request_id=REQUEST_ID, model="shapes"
     )
     assert call.generate.messages == ()
+    going_on = received({**body, **known, "continue_final_message": True}, API.media_keys)
+    with pytest.raises(InvalidRequest, match="there is no message"):
+        API.parse(going_on, request_id=REQUEST_ID, model="shapes")
     with pytest.raises(InvalidRequest, match="input is missing") as caught:
         API.parse(received(body, API.media_keys), request_id=REQUEST_ID, model="shapes")
     assert caught.value.param == "input"

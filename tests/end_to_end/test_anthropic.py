@@ -11,12 +11,14 @@ from typing import Any
 import anthropic
 import numpy as np
 import pytest
+from PIL import Image
 
 from afferent.conformance.images import DrawnImage, draw_image
-from tests import plain_http
+from tests import pdfs, plain_http
 from tests.end_to_end.naming import QUESTION, check_named
 from tests.server import Server, wait_until
 
+PDF = base64.b64encode(pdfs.of_images([Image.new("RGB", (80, 50), "red")])).decode()
 PARAMETERS: dict[str, Any] = {"model": "shapes", "max_tokens": 100}
 
 
@@ -223,6 +225,12 @@ def test_prompt_that_is_too_long_is_counted(server: Server, client: anthropic.An
     with pytest.raises(anthropic.BadRequestError):
         client.messages.create(messages=messages, **PARAMETERS)
     assert counted.input_tokens > 32_768
+    source = {"type": "base64", "media_type": "application/pdf", "data": PDF}
+    document = {"type": "document", "source": source}
+    few = client.messages.count_tokens(model="shapes", messages=[turn(document)])
+    both = client.messages.count_tokens(model="shapes", messages=[turn(document, text)])
+    assert both.input_tokens > few.input_tokens + 32_000
+    assert few.input_tokens > 30
     body = {"model": "shapes", "input": text}
     assert server.post_to("/v1/responses/input_tokens", body).json()["input_tokens"] > 32_768
     body = {"model": "shapes", "prompt": text}

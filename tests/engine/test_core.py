@@ -702,19 +702,19 @@ def test_request_that_comes_again_is_not_touched_by_its_first_attempt(
             worker.hold.clear()  # so the second attempt is accepted, and not in a step yet
             busy = asyncio.create_task(tokens_of(bench, request("b", 10)))
             await until(lambda: len(worker.works) == 1)
-            pins: Any = bench.core._loop._pins
-            hold, may_end = pins.hold, [asyncio.Event(), asyncio.Event()]
+            store: Any = bench.core._loop._pins._store
+            get, may_end = store.get, [asyncio.Event(), asyncio.Event()]
             first, again = may_end
             again.set()
 
-            async def late(held: EngineRequest) -> Any:
-                mine = may_end.pop(0)
+            async def late(name: str, *given: Any, **named: Any) -> Any:
+                mine = may_end.pop(0) if may_end else again  # later, the steps pin
                 await mine.wait()
                 if mine is first and ends == "failed":
                     raise StaleHandle("it is gone")
-                return await hold(held)
+                return await get(name, *given, **named)
 
-            pins.hold = late
+            store.get = late
             channel: Any = bench.client._channel
             channel.send(encode(remote.Submit(wanted)))
             await until(lambda: len(may_end) == 1)

@@ -32,6 +32,7 @@ from afferent.media.families.qwen2_audio import Qwen2AudioFamily
 from afferent.media.families.whisper import VoxtralFamily, WhisperFamily, describe
 from afferent.media.headers.probe import AudioHeader, ImageHeader
 from afferent.types import Modality
+from tests.callbacks import measured
 from tests.engine import families
 from tests.media_files import later, make_audio, make_av_audio, make_video, tone
 
@@ -136,6 +137,14 @@ def test_audio_file_of_several_parts_is_refused_and_not_cut_off(kind: str) -> No
 def test_tag_behind_an_mp3_is_no_audio(end: bytes) -> None:
     file = make_audio(tone(2.0, 16_000), 16_000, "MP3")
     assert len(decode_audio(memoryview(file + end), 16_000, LIMITS).samples) == 32_000
+
+
+def test_search_for_frames_behind_an_mp3_ends_soon() -> None:
+    """Each two bytes could begin a frame."""
+    file = make_audio(tone(2.0, 16_000), 16_000, "MP3") + b"\xff\xfb\x10" * 3_000_000
+    with measured() as cost:
+        assert len(decode_audio(memoryview(file), 16_000, LIMITS).samples) == 32_000
+    assert cost.thread_s < 2 * cost.slowness
 
 
 def test_length_of_an_mp3_without_a_header_is_a_guess() -> None:

@@ -285,6 +285,7 @@ def test_sixty_four_characters_decide() -> None:
         "/usr/lib/python3/site/packages/" + "x" * 70,
         "ACGT" * 20 + "\n" + "ACGT" * 20,
         base64.b64encode(bytes(range(200))).decode(),
+        "A" * 62 + "=A" + "A" * 20,
     ],
 )
 def test_text_of_64_letters_is_no_media(text: str) -> None:

@@ -55,7 +55,7 @@ class Budget(Protocol):
     """Part of a store that the gate needs: `AsyncDaemonStore` implements it."""
 
     async def reserve(
-        self, request: str, items: Sequence[ReserveItem], *, queue: bool = True, timeout_s: float
+        self, request: str, items: Sequence[ReserveItem], *, timeout_s: float
     ) -> None: ...
 
     async def create(self, request: str, items: Sequence[CreateItem]) -> list[Handle]: ...
@@ -122,14 +122,18 @@ class Gate:
         The request has the bytes until they are used or unreserved, or the request is forgotten. A
         call that is cancelled or fails leaves nothing granted.
 
+        Args:
+            may_wait: Whether it waits for its turn. A request that has bytes must not wait for
+                long: it could wait for itself.
+
         Raises:
             ArenaTooSmall: It exceeds the arena's share; waiting does not help.
-            StoreFull: Too many requests wait already, or there is no space and it may not wait. The
-                error contains the time to try again.
+            StoreFull: Too many requests wait already. The error contains the time to try again.
             DeadlineExceeded: It was not granted in time. The error contains the time to try again.
         """
         with self._for_bytes.standing():
-            await self._store.reserve(request, room, queue=may_wait, timeout_s=self._timeout_s)
+            timeout_s = self._timeout_s if may_wait else min(_SOON_S, self._timeout_s)
+            await self._store.reserve(request, room, timeout_s=timeout_s)
 
     async def create(self, request: str, items: Sequence[CreateItem]) -> list[Handle]:
         """Create blocks to write, all or none, once there is space for all of them.

@@ -66,11 +66,11 @@ class Maker:
             room: Space for missing objects, and for pins on existing ones.
             in_turn: Wait at the concurrency limit too. No wait for bytes may follow: requests with
                 bytes that wait for a permit would deadlock with it.
-            may_wait: Whether to wait for space.
+            may_wait: As for `Gate.admit`.
 
         Raises:
             ArenaTooSmall: The arena is too small for them.
-            StoreFull: Too many requests wait for space, or there is none and it may not wait.
+            StoreFull: Too many requests wait for space.
             NoPermitLeft: Too many requests wait for a permit.
             DeadlineExceeded: It was not granted in time.
         """

@@ -311,7 +311,7 @@ class DocumentReader:
         held = [handle.nbytes for handle in handles]
         for run in self._runs(kept):
             self._maker.check_share(ObjectKind.RAW, [*held, _nbytes_of(run)])
-            # A request with pages must not wait for more space: it might wait for itself.
+            # A request with pages must not wait for long: it might wait for itself.
             may_wait = len(held) == len(handles)
             done, nbytes = await self._kept(request, run, max_pixels, inner, may_wait=may_wait)
             known |= done
@@ -566,7 +566,7 @@ class DocumentReader:
         """Have the pages of a run rendered; their object is pinned by the lease.
 
         Args:
-            may_wait: Whether to wait for space.
+            may_wait: As for `Gate.admit`.
         """
         first = run[0]
         kind = first.document.part.modality

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import threading
 import time
@@ -52,5 +51,8 @@ class HeldClaims:
             until_s = self._until_s.pop(key, 0.0)
         now_s = time.monotonic()
         if until_s > now_s:
-            with contextlib.suppress(TierUnavailable):
+            try:
                 self._vault.release([key], holder=self._holder, deadline_s=now_s + timeout_s)
+            except TierUnavailable:  # the tier still has it, until it expires
+                with self._lock:
+                    self._until_s.setdefault(key, until_s)

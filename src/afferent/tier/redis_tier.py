@@ -236,8 +236,12 @@ class RedisTier:
                 *(("PEXPIRE", name, ttl_ms) for name in names),
             ]
         )
-        replies = [link.replies.read() for _ in range(1 + len(names))]
-        return _is_done(replies[0])
+        written, *expiring = [link.replies.read() for _ in range(1 + len(names))]
+        if (
+            refused := next((r for r in expiring if isinstance(r, ResponseError)), None)
+        ) is not None:
+            raise refused
+        return _is_done(written)
 
     @contextlib.contextmanager
     def _linked(self, deadline_s: float) -> Iterator[_Link]:

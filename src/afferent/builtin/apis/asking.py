@@ -141,8 +141,10 @@ def with_template(
 
 
 def _check_end(generate: GenerateRequest) -> None:
-    last = generate.messages[-1]
-    if last.role != "assistant":
+    last = next(reversed(generate.messages), None)
+    if last is None:
+        why = "there is no message"
+    elif last.role != "assistant":
         why = f"the last message is the {last.role}'s, and not the assistant's"
     elif not last.parts or not isinstance(last.parts[-1], TextPart):
         why = "the last message does not end with text"

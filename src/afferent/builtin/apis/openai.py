@@ -25,8 +25,8 @@ from afferent.wording import any_of
 MEDIA_KEYS = MediaKeys(
     urls=("url", "image_url", "video_url", "audio_url", "file_data"), base64=("data",)
 )
-"""For all of them: if a client mixes them up, the schema's error is shown, not one on the body's
-size.
+"""For all of them: if a client mixes them up, the schema's error is shown, and mostly not one on
+the body's size.
 """
 
 ImageDetail = Detail | Literal["original"]

@@ -356,11 +356,13 @@ class PromptStage:
         return replace(asked, num_tokens=info.max_model_len - (request.max_tokens != 0))
 
     async def _room_beside_texts(self, request: GenerateRequest) -> int | None:
-        """Return the most tokens that media may have in the prompt; ``None`` if unknown.
+        """Return the most tokens that media may have in the prompt; ``None`` if unknown, or any.
 
         Raises:
             PromptTooLong: The texts alone, and the shortest answer, need more than the context.
         """
+        if request.is_only_counted:
+            return None
         kept = (TextPart, CallPart)
         messages = tuple(
             Message(each.role, tuple(p for p in each.parts if isinstance(p, kept)), each.extra)

@@ -46,7 +46,8 @@ class MediaKeys:
 
     Attributes:
         urls: Keys of strings that are media if they begin as a ``data:`` URL of base64.
-        base64: Keys of strings that are media if they begin with 64 characters of base64.
+        base64: Keys of strings that are media if they begin with 64 characters of base64 and,
+            without ``paths``, these are the first bytes of a known kind of file.
     """
 
     urls: tuple[str, ...]
@@ -138,6 +139,8 @@ class _Rule:
 
 _MAX_HEAD_CHARS = 256
 _DATA_URL = _Rule(re.compile(rb"(?i)data:[ !#-+\--\[\]-~]*;base64,"), _MAX_HEAD_CHARS)
+_SNIFFED_CHARS = 60
+"""First characters of base64 that are always whole bytes without padding."""
 _BARE = _Rule(re.compile(rb"(?=[A-Za-z0-9+/]{62}[A-Za-z0-9+/=]{2})"), 64)
 
 
@@ -404,7 +407,7 @@ class BodyCutter:
         """
         if self._paths is not None or self._rule is not _BARE:
             return False
-        return not is_media(binascii.a2b_base64(text[: _BARE.num_chars], strict_mode=False))
+        return not is_media(binascii.a2b_base64(text[:_SNIFFED_CHARS]))
 
     @property
     def _has_enough(self) -> bool:

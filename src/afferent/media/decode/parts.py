@@ -8,6 +8,7 @@ for speech do, have more.
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import Final
 
 _FIRST_PAGE: Final = re.compile(rb"OggS\x00[\x02\x03\x06\x07]")
@@ -17,6 +18,8 @@ _MP3_FRAME: Final = re.compile(rb"\xff[\xe2\xe3\xf2\xf3\xfa\xfb][\x10-\xef]")
 """Begin of a frame of layer III."""
 _NUM_FRAMES: Final = 4
 """Frames that follow one another: other bytes look like one frame at times."""
+_MAX_STARTS: Final = 10_000
+"""Places to look at: more are in no file but in one that is to take time."""
 _KBPS_1: Final = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
 _KBPS_2: Final = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
 _RATES_HZ: Final = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 8000)}
@@ -32,7 +35,8 @@ def is_chained(ogg: memoryview) -> bool:
 
 def has_mp3_frames(data: memoryview) -> bool:
     """Whether several frames of an MP3 follow one another here."""
-    return any(_are_frames(data, found.start()) for found in _MP3_FRAME.finditer(data))
+    starts = (found.start() for found in _MP3_FRAME.finditer(data))
+    return any(_are_frames(data, start) for start in islice(starts, _MAX_STARTS))
 
 
 def _are_frames(data: memoryview, at: int) -> bool:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _MAX_REFERENCES = 64
+"""Limit of processors that are kept, one for each bound; each image processor is loaded once."""
 
 
 class AdapterFamily(

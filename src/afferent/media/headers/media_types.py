@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from afferent.errors import UnsupportedMedia
-from afferent.media.headers.image_format import Data, format_of, is_container, is_still
+from afferent.media.headers.image_format import Data, format_of, is_container
 from afferent.types import Modality
 
 _IMAGES: Final = {
@@ -18,7 +18,7 @@ _IMAGES: Final = {
 """Subtypes of formats that are not named like them."""
 _OTHERS: Final = {
     Modality.AUDIO: (
-        (re.compile(rb"RIFF....WAVE", re.DOTALL), "audio/wav"),
+        (re.compile(rb"(?:RIFF|RF64)....WAVE", re.DOTALL), "audio/wav"),
         (re.compile(rb"ID3|\xff[\xe2-\xff]"), "audio/mpeg"),
         (re.compile(rb"fLaC"), "audio/flac"),
         (re.compile(rb"OggS"), "audio/ogg"),
@@ -34,11 +34,11 @@ _OTHERS: Final = {
         (re.compile(rb"RIFF....AVI ", re.DOTALL), "video/x-msvideo"),
     ),
 }
-_AAC: Final = re.compile(rb"\xff[\xf0-\xf9]")
 _PDF: Final = b"%PDF-"
 _NO_IMAGE: Final = "application/octet-stream"
 _UNKNOWN: Final = {Modality.AUDIO: "audio/wav", Modality.VIDEO: "video/mp4"}
 _HEAD_NBYTES: Final = 16
+_SNIFFED_NBYTES: Final = 64
 
 
 def format_name(data: Data) -> str:
@@ -67,15 +67,13 @@ def is_media(data: Data) -> bool:
     """Whether a file's first bytes are those of an image, a video, audio or a document.
 
     Args:
-        data: At least 18 bytes.
+        data: At least 18 bytes; a PDF may have others before its mark.
     """
-    head = bytes(data[: len(_PDF) + _HEAD_NBYTES])
+    head = bytes(data[:_SNIFFED_NBYTES])
     patterns = (pattern for kinds in _OTHERS.values() for pattern, _ in kinds)
     return (
         media_type_of(Modality.IMAGE, head) != _NO_IMAGE
-        or is_still(head)
         or is_container(head)
         or _PDF in head
-        or _AAC.match(head) is not None
         or any(pattern.match(head) for pattern in patterns)
     )

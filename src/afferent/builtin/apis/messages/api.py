@@ -15,6 +15,7 @@ from afferent.builtin.apis.messages.input import InputMessage, Text, read_messag
 from afferent.builtin.apis.messages.tools import add_tools
 from afferent.builtin.pipeline.call import Call
 from afferent.builtin.pipeline.request import GenerateRequest, Rendered
+from afferent.errors import InvalidRequest
 from afferent.media.body.cutter import MediaKeys
 from afferent.media.body.received import ReceivedBody
 from afferent.proxy.dialects import COUNT_TOKENS, MESSAGES
@@ -58,14 +59,17 @@ class _Request(schema.ConversationRequest, kw_only=True):
         Raises:
             InvalidRequest: A block is not allowed there, or parameters are mutually exclusive.
         """
+        messages = read_messages(self.system, self.messages, body)
+        if not messages:
+            raise InvalidRequest("the messages have no content", param="messages")
         generate = GenerateRequest(
             request_id=request_id,
-            messages=read_messages(self.system, self.messages, body),
+            messages=messages,
             max_tokens=self.max_tokens,
             temperature=self.temperature,
             stop=tuple(self.stop_sequences or ()),
         )
-        is_begun = self.messages[-1].role == "assistant"
+        is_begun = messages[-1].role == "assistant"
         generate = with_template(with_parameters(generate, self), self, continues=is_begun)
         return add_tools(generate, self.tools, self.tool_choice)
 

@@ -254,8 +254,8 @@ class EngineLoop:
             if request.items:
                 rows_of, row_nbytes = self._ranks.weights, self._info.embed_nbytes
                 await self._pins.fetch(request, weights=rows_of, row_nbytes=row_nbytes)
-                run.grids = await self._pins.hold(request)
                 run.is_pinned = True
+                run.grids = await self._pins.hold(request)
             if self._requests.get(run.sequence_id) is not run:  # aborted meanwhile
                 self._leave_pins(run)
                 return
@@ -277,6 +277,8 @@ class EngineLoop:
         """Fail a request that can't be accepted, unless it was aborted meanwhile."""
         if self._requests.get(run.sequence_id) is run:
             self._fail(run.sequence_id, error)
+        else:
+            self._leave_pins(run)
 
     def _leave_pins(self, run: _Running) -> None:
         """Release the pins of a request that was aborted.

@@ -91,18 +91,16 @@ class Pins:
     async def hold(self, request: EngineRequest) -> list[Grids]:
         """Pin a request's features under its id; return the grids of its items.
 
+        After an error, some may be pinned, also later: the caller has to release them.
+
         Raises:
             StaleHandle: The features are gone.
             StoreRestarted: They were lost when the store restarted.
             StoreUnavailable: There is no store now.
         """
-        try:
-            for handles in in_messages([item.handle for item in request.items]):
-                await self._store.get(request.request_id, handles)
-            return [self._grids(item.handle) for item in request.items]
-        except BaseException:  # an answer after the timeout has pinned them, too
-            self.let_go(request.request_id)
-            raise
+        for handles in in_messages([item.handle for item in request.items]):
+            await self._store.get(request.request_id, handles)
+        return [self._grids(item.handle) for item in request.items]
 
     def let_go(self, name: str) -> None:
         """Release all pins under a request's id or a step's lease."""
