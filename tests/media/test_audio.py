@@ -154,7 +154,7 @@ def test_length_of_an_mp3_without_a_header_is_a_guess() -> None:
     assert header.num_frames == LIMITS.max_audio_s * 44_100
     samples = decode_audio(memoryview(low + high), 16_000, LIMITS).samples
     assert len(samples) / 16_000 == pytest.approx(71, abs=0.2)
-    with pytest.raises(InvalidMedia, match="more audio than its header says"):
+    with pytest.raises(InvalidMedia, match="does not say its length"):
         decode_audio(memoryview(high + make_mp3(60, 32)), 16_000, LIMITS)
 
 

@@ -103,13 +103,10 @@ class LiveItems:
                 f"with this item of {item.num_tokens} tokens, the conversation has {in_all}; "
                 f"the model has room for {most}, and truncation is disabled"
             )
-        if previous_id == session.last_id:
-            previous_id = None  # an answer that is being written is no part of the log
-        elif (
-            previous_id is not None
-            and previous_id in session
-            and not self._context.log.has(previous_id)
-        ):
+        is_written = previous_id in (None, FIRST) or self._context.log.has(previous_id)
+        if not is_written and previous_id == session.last_id:
+            previous_id = None  # behind the answer that is being written, at the end
+        elif not is_written:
             raise InvalidRequest(
                 f"the item {previous_id!r} is being written and has others behind it; add this one "
                 "when it is done",

@@ -164,8 +164,9 @@ class _SndFile(_Source):
         with memoryview(self._data).cast("B") as data, data[self._place.tell() :] as rest:
             if (form == "MP3" and has_mp3_frames(rest)) or (form == "OGG" and is_chained(data)):
                 raise InvalidMedia(
-                    "the audio file has several parts, or more audio than its header says: it "
-                    "would be cut off; send the parts as one file, or as several"
+                    "the audio file has several parts, or does not say its length, as an MP3 of "
+                    "variable rate without a Xing header: its end would be lost; encode it as one "
+                    "file"
                 )
 
 

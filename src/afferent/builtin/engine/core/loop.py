@@ -287,10 +287,10 @@ class EngineLoop:
         """
         request_id = run.request.request_id
         again = self._requests.get(self._sequence_of.get(request_id, request_id))
-        if again is None:
-            self._let_go(run)
-        else:
+        if again is not None:
             again.is_pinned = True
+        elif run.request.items:  # perhaps some were pinned after the abort has released the others
+            self._pins.let_go(request_id)
 
     def _schedule(self, run: _Running) -> None:
         request, row_nbytes = run.request, self._info.embed_nbytes
