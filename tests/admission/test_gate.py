@@ -33,11 +33,7 @@ class FakeBudget:
         self.forgotten: list[str] = []
 
     async def reserve(
-        self,
-        request: str,
-        items: Sequence[ReserveItem],
-        *,
-        timeout_s: float,
+        self, request: str, items: Sequence[ReserveItem], *, timeout_s: float
     ) -> None:
         await asyncio.sleep(0)
         self.now_s += self.wait_s

@@ -134,7 +134,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def too_long_at_once(self, items: list[EncoderInput]) -> bool:
         """Return whether an item that can't be split does not fit beside the others' decoding."""
-        most = self.limits.max_item_tokens
+        most_others = min(self.limits.max_num_seqs - 1, self.limits.max_step_decodes)
+        most = self.limits.max_num_batched_tokens - most_others
         return not self.limits.can_split_items and any(i.placeholder.length > most for i in items)
 
     @rule(num_embeds=budgets, num_decodes=budgets)

@@ -35,10 +35,8 @@ _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
 _GROUP_FOLDER, _GROUP_FILE = 0o770, 0o640
 _NUM_DIGITS: Final = 2 * NAME_NBYTES
-
-
 LEFT_AFTER_S: Final = 3600.0
-"""A file without its name that nobody has written to for this time is deleted."""
+"""Age at which an unfinished file is deleted: the process that wrote it has died."""
 _IS_LEFT: Final = re.compile(rf"[0-9a-f]{{{_NUM_DIGITS}}}\.[0-9a-f]{{16}}")
 
 

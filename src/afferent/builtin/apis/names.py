@@ -97,13 +97,9 @@ class ParameterNames:
 
 def _is_one_of(raw: Raw, values: Sequence[object]) -> bool:
     try:
-        return _value(raw) in values
+        return msgspec.json.decode(raw) in values
     except msgspec.DecodeError:  # such as a number without bounds: 1e999
         return False
-
-
-def _value(raw: Raw) -> object:
-    return msgspec.json.decode(raw)
 
 
 def _plain(name: str) -> str:

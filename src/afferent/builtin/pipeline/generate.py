@@ -62,9 +62,7 @@ class AnswerWriter:
         elif scored:
             outputs.insert(0, TextDelta("", self.index, scored))
         if self.matcher.met is not None:
-            if self.calls is not None:
-                outputs += self.calls.flush()
-            outputs.append(self._end("stop", self.matcher.met))
+            outputs += self._ending("stop", self.matcher.met)
         return outputs
 
     def finish(self, finished: Finished) -> list[Output]:
@@ -76,11 +74,8 @@ class AnswerWriter:
             self.num_tokens += 1
             text += self.detokenizer.feed([token_id])
         text += self.detokenizer.flush()
-        outputs = self._said(text)
-        if self.calls is not None:
-            outputs += self.calls.flush()
         stop = token_id if token_id in self.stop_token_ids else None
-        return [*outputs, self._end(finished.reason, stop)]
+        return [*self._said(text), *self._ending(finished.reason, stop)]
 
     def _text(self, token_ids: Sequence[int]) -> str:
         num_early = min(max(0, self.min_tokens - self.num_tokens), len(token_ids))
@@ -94,9 +89,11 @@ class AnswerWriter:
             return self.calls.feed(text)
         return [TextDelta(text, self.index)] if text else []
 
-    def _end(self, reason: Literal["stop", "length"], stop: str | int | None = None) -> End:
+    def _ending(self, reason: Literal["stop", "length"], stop: str | int | None) -> list[Output]:
+        """Return the end, behind the text that could have begun a call."""
+        rest = [] if self.calls is None else self.calls.flush()
         usage = Usage(self.num_prompt_tokens, self.num_tokens, self.num_cached)
-        return End(reason, usage, self.index, stop)
+        return [*rest, End(reason, usage, self.index, stop)]
 
     def _scored(self, write: WriteScored, token: int, logprobs: TokenLogprobs) -> ScoredToken:
         text_of = self.detokenizer.text_of

@@ -140,18 +140,18 @@ class _Stream(soundfile.SoundFile):  # type: ignore[misc]
 
 
 class _SndFile(_Source):
-    def __init__(self, file: _Stream, limits: Limits, data: Bytes, place: MemoryFile) -> None:
+    def __init__(self, file: _Stream, limits: Limits, data: MemoryFile) -> None:
         if file.format not in _FORMATS or file.subtype not in _ENCODINGS:
             raise UnsupportedMedia("the audio's encoding is none that is read")
         if file.subtype == "OPUS":
             file.seek(0)  # otherwise the encoder's delay is not skipped where time begins later
-        self._file, self._data, self._place = file, data, place
-        num_frames = file.frames
-        if file.format == "MP3":  # perhaps a guess, by the first frame and the length of the file
-            shortest_s = 8 * len(data) / MAX_MP3_BITS_PER_S
-            most = math.floor(limits.max_audio_s * file.samplerate)
-            num_frames = min(num_frames, most) if shortest_s <= limits.max_audio_s else num_frames
-        self.header = _checked(file.samplerate, file.channels, num_frames, limits)
+        self._file, self._data = file, data
+        # The length of an MP3 may be a guess, by its first frame and its bytes.
+        shortest_s = 8 * len(data.view) / MAX_MP3_BITS_PER_S
+        is_guess = file.format == "MP3" and shortest_s <= limits.max_audio_s
+        self.header = _checked(
+            *(file.samplerate, file.channels, file.frames, limits), is_guess=is_guess
+        )
 
     def blocks(self) -> Iterator[Samples]:
         block = np.empty((_BLOCK, self.header.num_channels), np.float32)
@@ -161,7 +161,7 @@ class _SndFile(_Source):
     def check_end(self) -> None:
         """See `_Source`."""
         form = self._file.format
-        with memoryview(self._data).cast("B") as data, data[self._place.tell() :] as rest:
+        with self._data.view as data, data[self._data.tell() :] as rest:
             if (form == "MP3" and has_mp3_frames(rest)) or (form == "OGG" and is_chained(data)):
                 raise InvalidMedia(
                     "the audio file has several parts, or does not say its length, as an MP3 of "
@@ -205,7 +205,7 @@ def _open(data: Bytes, limits: Limits) -> Generator[_Source, None, None]:
     try:
         if _is_sndfile(head):
             with MemoryFile(data) as file, _Stream(file) as stream:
-                yield _SndFile(stream, limits, data, file)
+                yield _SndFile(stream, limits, file)
         else:
             with open_container(data, "audio", {"codec_whitelist": _DECODERS}) as container:
                 first = next(iter(container.streams.audio), None)
@@ -225,7 +225,15 @@ def _is_sndfile(head: bytes) -> bool:
     return is_mp3 or head[:4] in (b"fLaC", b"OggS")
 
 
-def _checked(rate_hz: int, channels: int, num_frames: int, limits: Limits) -> AudioHeader:
+def _checked(
+    rate_hz: int, channels: int, num_frames: int, limits: Limits, *, is_guess: bool = False
+) -> AudioHeader:
+    """Check a header.
+
+    Args:
+        num_frames: Its length; none, or far too much, if it is unknown.
+        is_guess: Whether a length beyond the limit counts as unknown.
+    """
     if rate_hz < _MIN_RATE_HZ or channels < 1:
         raise InvalidMedia(f"the audio has {channels} channels at {rate_hz} Hz")
     if channels > limits.max_audio_channels:
@@ -239,7 +247,7 @@ def _checked(rate_hz: int, channels: int, num_frames: int, limits: Limits) -> Au
             "(--max-audio-rate-hz)"
         )
     most = math.floor(limits.max_audio_s * rate_hz)
-    if num_frames <= 0 or num_frames >= 1 << 62:
+    if num_frames <= 0 or num_frames >= 1 << 62 or (is_guess and num_frames > most):
         num_frames = most
     if num_frames > most:
         raise _too_long(limits)

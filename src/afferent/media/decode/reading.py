@@ -16,6 +16,11 @@ class MemoryFile(io.RawIOBase):
         self._data = memoryview(data).cast("B")
         self._at = 0
 
+    @property
+    def view(self) -> memoryview:
+        """All bytes, without a copy; to be released before `close`."""
+        return self._data[:]
+
     def close(self) -> None:
         self._data.release()
         super().close()

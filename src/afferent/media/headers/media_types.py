@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 from afferent.errors import UnsupportedMedia
+from afferent.media.headers.document_format import document_format_of
 from afferent.media.headers.image_format import Data, format_of, is_container
 from afferent.types import Modality
 
@@ -34,11 +36,8 @@ _OTHERS: Final = {
         (re.compile(rb"RIFF....AVI ", re.DOTALL), "video/x-msvideo"),
     ),
 }
-_PDF: Final = b"%PDF-"
-_NO_IMAGE: Final = "application/octet-stream"
 _UNKNOWN: Final = {Modality.AUDIO: "audio/wav", Modality.VIDEO: "video/mp4"}
 _HEAD_NBYTES: Final = 16
-_SNIFFED_NBYTES: Final = 64
 
 
 def format_name(data: Data) -> str:
@@ -56,7 +55,7 @@ def media_type_of(modality: Modality, data: Data) -> str:
         try:
             name = format_name(data)
         except UnsupportedMedia:
-            return _NO_IMAGE
+            return "application/octet-stream"
         return f"image/{_IMAGES.get(name, name)}"
     head = bytes(data[:_HEAD_NBYTES])
     found = (kind for pattern, kind in _OTHERS[modality] if pattern.match(head))
@@ -69,11 +68,19 @@ def is_media(data: Data) -> bool:
     Args:
         data: At least 18 bytes; a PDF may have others before its mark.
     """
-    head = bytes(data[:_SNIFFED_NBYTES])
+    head = bytes(data)
     patterns = (pattern for kinds in _OTHERS.values() for pattern, _ in kinds)
     return (
-        media_type_of(Modality.IMAGE, head) != _NO_IMAGE
+        _is_read_by(format_of, head)
         or is_container(head)
-        or _PDF in head
+        or _is_read_by(document_format_of, head)
         or any(pattern.match(head) for pattern in patterns)
     )
+
+
+def _is_read_by(find_format: Callable[[bytes], object], head: bytes) -> bool:
+    try:
+        find_format(head)
+    except UnsupportedMedia:
+        return False
+    return True

@@ -33,10 +33,9 @@ from afferent.store.client.handshake import (
 )
 from afferent.store.client.owner import Owner
 from afferent.store.client.store import Store
-from afferent.store.client.views import VIEWS, DroppedPins, Eventfd
-from afferent.store.protocol.items import in_messages
+from afferent.store.client.views import DroppedPins, Eventfd
 from afferent.store.protocol.replies import Reply, reply_decoder
-from afferent.store.protocol.requests import NO_REPLY, Release, Request
+from afferent.store.protocol.requests import Request
 from afferent.types import Handle, decode, encode
 
 _LOOK_AGAIN_S = 0.02
@@ -178,9 +177,7 @@ class DaemonStore(Store):
         if timeout_s is not None and self._longest_call_s is not None:
             timeout_s = min(timeout_s, self._longest_call_s)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        for handles in self._dropped_pins.take().values():  # this call may need their space
-            for some in in_messages(handles):
-                self._unsent.append(Release(NO_REPLY, VIEWS, list(some)))
+        self._unsent.extend(self._dropped_releases())  # this call may need their space
         soon = not request.waits
         if not self._lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
             raise DeadlineExceeded("another thread's call took all of the time")

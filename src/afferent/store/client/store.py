@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, Self, TypeVar, overload
 
 from afferent.errors import AfferentError, DeadlineExceeded
 from afferent.store.block import codec
 from afferent.store.client.verbs import Call, Verbs
 from afferent.store.client.views import VIEWS, DroppedPins, Eventfd, View, open_view
-from afferent.store.protocol.items import SealItem
+from afferent.store.protocol.items import SealItem, in_messages
 from afferent.store.protocol.replies import Reply, result_of
-from afferent.store.protocol.requests import Request
+from afferent.store.protocol.requests import NO_REPLY, Release, Request
 from afferent.types import CreateItem, Handle, ObjectKind
 
 Result = TypeVar("Result")
@@ -171,8 +171,14 @@ class Store(Verbs):
         return self._dropped_pins.note
 
     def _release_dropped_pins(self) -> None:
+        for release in self._dropped_releases():
+            self._tell(release)
+
+    def _dropped_releases(self) -> Iterator[Release]:
+        """Yield the messages that release the pins of collected views."""
         for handles in self._dropped_pins.take().values():
-            self.unpin(VIEWS, handles)
+            for some in in_messages(handles):
+                yield Release(NO_REPLY, VIEWS, list(some))
 
     def __enter__(self) -> Self:
         return self

@@ -100,13 +100,14 @@ class _Responses(BuiltinApi[ResponsesRequest]):
     example: Mapping[str, Any] = {"input": "What is a star?"}
 
     def translate(self, request: ResponsesRequest, body: ReceivedBody, request_id: str) -> Call:
+        given = [] if request.input is None else request.input
         is_continued = request.previous_response_id is not None or request.conversation is not None
-        if not request.input and request.input != "" and not is_continued:
+        if given == [] and not is_continued:
             raise InvalidRequest(
                 "input is missing; without it, previous_response_id or conversation is needed",
                 param="input",
             )
-        items = read_input([] if request.input is None else request.input, body)
+        items = read_input(given, body)
         generate = GenerateRequest(
             request_id=request_id,
             messages=joined(item.message for item in items),
