@@ -314,6 +314,43 @@ def test_value_of_one_part_is_written_by_one_command(server: RedisServer) -> Non
     tier.close()
 
 
+@pytest.fixture
+def without(server: RedisServer) -> Iterator[Callable[[str], RedisTier]]:
+    """Return a tier whose user may run all commands but those of one group."""
+    tiers: list[RedisTier] = []
+    with server.client() as client:
+
+        def limited(rights: str) -> RedisTier:
+            client.execute_command(
+                "ACL", "SETUSER", "limited", "on", ">pass", "~*", "+@all", rights
+            )
+            tiers.append(RedisTier(server.url.replace("://", "://limited:pass@")))
+            return tiers[-1]
+
+        yield limited
+        for tier in tiers:
+            tier.close()
+        client.execute_command("ACL", "DELUSER", "limited")
+
+
+def test_refused_release_of_a_claim_is_known(without: Callable[[str], RedisTier]) -> None:
+    """A node that believes that it has released a claim would wait for itself."""
+    tier, name = without("-@scripting"), b"3" * 32
+    claim = {"holder": b"h" * 16, "deadline_s": soon(20.0)}
+    assert tier.claim_many([name], ttl_s=60.0, **claim) == [True]
+    with pytest.raises(TierUnavailable, match=r"(?i)perm"):
+        tier.release_many([name], **claim)
+
+
+def test_value_that_may_not_expire_is_not_left(
+    without: Callable[[str], RedisTier], server: RedisServer
+) -> None:
+    tier, name = without("-pexpire"), b"4" * 32
+    with pytest.raises(TierUnavailable, match=r"(?i)perm"):
+        tier.put_many([Value(name, b"head", memoryview(b"body"))], ttl_s=60, deadline_s=soon(20.0))
+    assert not any(name.hex().encode() in key for key in server.all_keys())
+
+
 def test_full_server_keeps_the_old_value_of_one_part(server: RedisServer) -> None:
     tier = RedisTier(server.url)
     value = Value(b"2" * 32, b"head", memoryview(b"body"))

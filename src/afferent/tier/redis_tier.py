@@ -194,8 +194,10 @@ class RedisTier:
         """See `Claims`."""
         with self._linked(deadline_s) as link:
             link.send([("EVAL", _RELEASE, 1, self._lease(name), holder) for name in names])
-            for _ in names:
-                link.replies.read()
+            replies = [link.replies.read() for _ in names]
+        refused = [reply for reply in replies if isinstance(reply, ResponseError)]
+        if refused:  # such as a user who may not run scripts: the claims stay until they expire
+            raise TierUnavailable(in_a_line(refused[0]))
 
     # Inner steps
 
@@ -237,10 +239,10 @@ class RedisTier:
             ]
         )
         written, *expiring = [link.replies.read() for _ in range(1 + len(names))]
-        if (
-            refused := next((r for r in expiring if isinstance(r, ResponseError)), None)
-        ) is not None:
-            raise refused
+        refused = [reply for reply in expiring if isinstance(reply, ResponseError)]
+        if refused:
+            link.try_ask("UNLINK", *names)  # they would stay for ever
+            raise refused[0]
         return _is_done(written)
 
     @contextlib.contextmanager

@@ -230,10 +230,12 @@ class DaemonStore(Store):
         """
         while self._unsent and self._connection is not None:
             request = self._unsent.popleft()
-            with contextlib.suppress(ConnectionClosed, DeadlineExceeded):
-                self._channel.send(encode(request), timeout_s=timeout_s)
-            if self._channel.is_torn:
-                self._lose()
+            try:
+                with contextlib.suppress(ConnectionClosed, DeadlineExceeded):
+                    self._channel.send(encode(request), timeout_s=timeout_s)
+            finally:  # also if a signal's handler raises in the middle
+                if self._channel.is_torn:
+                    self._lose()
         if self._connection is None:  # the pins that they are about were lost with it
             self._unsent.clear()
 
