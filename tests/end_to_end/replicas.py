@@ -11,6 +11,7 @@ import base64
 import contextlib
 import io
 import json
+import socket
 import ssl
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from typing import Any
 from aiohttp import web
 from PIL import Image
 
-from tests.end_to_end.web_thread import runner_of, served
+from tests.end_to_end.web_thread import Listening, listening, served
 
 CHAT = "/v1/chat/completions"
 
@@ -235,14 +236,11 @@ class Replicas:
         with served(self._start_all) as self._loop:
             yield self
 
-    async def _start_all(self) -> list[web.AppRunner]:
+    async def _start_all(self) -> list[Listening]:
         return [await self._start(replica) for replica in self.all]
 
-    async def _start(self, replica: Replica) -> web.AppRunner:
-        runner = await runner_of(replica.answer)
-        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=self._tls)
-        await site.start()
-        port = runner.addresses[0][1]
+    async def _start(self, replica: Replica) -> Listening:
+        sock = socket.create_server(("127.0.0.1", 0))
         scheme = "http" if self._tls is None else "https"
-        replica.url = f"{scheme}://127.0.0.1:{port}"
-        return runner
+        replica.url = f"{scheme}://127.0.0.1:{sock.getsockname()[1]}"
+        return await listening(replica.answer, sock, tls=self._tls)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -27,7 +28,7 @@ from afferent.engines.references import FeaturesReference, RawReference
 from afferent.engines.vllm.plugin.arena import Arena, Gone
 from afferent.store.client.item_cache import ItemCache
 from afferent.types import ContentKey
-from tests.end_to_end.web_thread import runner_of, served
+from tests.end_to_end.web_thread import Listening, listening, served
 
 WIDTH = 64
 WEIGHTS = keys.frame(b"a stand-in's weights")
@@ -89,10 +90,11 @@ class StandIn:
             self._arena.close()
             self._arena = None
 
-    async def _start(self) -> list[web.AppRunner]:
-        runner = await runner_of(self._answer)
-        await web.UnixSite(runner, str(self._path)).start()
-        return [runner]
+    async def _start(self) -> list[Listening]:
+        self._path.unlink(missing_ok=True)
+        sock = socket.socket(socket.AF_UNIX)
+        sock.bind(str(self._path))
+        return [await listening(self._answer, sock)]
 
     def arena(self) -> Arena:
         if self._arena is None:

@@ -4,26 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from aiohttp import web
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-async def runner_of(answer: Answer) -> web.AppRunner:
-    """Return a runner, without a site, of a server that answers all requests in one way."""
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """A server, and the socket at which it accepts connections."""
+
+    runner: web.AppRunner
+    sock: socket.socket
+
+
+async def listening(
+    answer: Answer, sock: socket.socket, *, tls: ssl.SSLContext | None = None
+) -> Listening:
+    """Start a server that answers all requests in one way, at a bound socket."""
     app = web.Application(client_max_size=1 << 30)
     app.router.add_route("*", "/{path:.*}", answer)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
-    return runner
+    await web.SockSite(runner, sock, ssl_context=tls).start()
+    return Listening(runner, sock)
 
 
 @contextlib.contextmanager
 def served(
-    start: Callable[[], Awaitable[Sequence[web.AppRunner]]],
+    start: Callable[[], Awaitable[Sequence[Listening]]],
 ) -> Iterator[asyncio.AbstractEventLoop]:
     """Run servers in a thread; yield its event loop.
 
@@ -33,11 +47,17 @@ def served(
     loop, stop, started = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
 
     async def serve() -> None:
-        runners = await start()
+        servers = await start()
         started.set()
         await stop.wait()
-        for runner in runners:
-            await runner.cleanup()
+        # asyncio never closes a connection that it has accepted when its server closes before the
+        # connection has a transport, which takes some rounds of the loop.
+        for server in servers:
+            loop.remove_reader(server.sock)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        for server in servers:
+            await server.runner.cleanup()
 
     def run() -> None:
         asyncio.set_event_loop(loop)
