@@ -40,9 +40,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from afferent.store.arena import ArenaMap, create_segment
+from afferent.store.arena import ArenaMap
 from afferent.store.block import codec
 from afferent.store.block.copying import SPLIT_NBYTES
+from afferent.store.segment import create_segment
 from benchmarks.controls import tensor_message
 from benchmarks.record import MIN_SAMPLES, BusyMeter, Goal, Report, Row, alternate
 

@@ -21,13 +21,14 @@ from afferent.builtin.engine.worker.encoding import ItemEncoder
 from afferent.builtin.engine.worker.page_lock import PageLock
 from afferent.engines.weights import check_weights, weights_digest, weights_files, weights_nbytes
 from afferent.errors import ConfigError, StoreRestarted
-from afferent.store.arena import ArenaMap, create_segment
+from afferent.store.arena import ArenaMap
 from afferent.store.block import codec
 from afferent.store.client.item_cache import ItemCache
 from afferent.store.client.local_store import LocalStore
 from afferent.store.client.store import Store
 from afferent.store.protocol.items import Find
 from afferent.store.protocol.results import existing
+from afferent.store.segment import create_segment
 from afferent.types import ContentKey, Handle, MiB, Modality, ObjectKind
 from tests.engine.pretend import key_of
 from tests.store.stores import SHARES

@@ -22,6 +22,7 @@ MODULES = (
     "afferent.store.client.views",
     "afferent.store.daemon.client_table",
     "afferent.store.daemon.main",
+    "afferent.store.segment",
     "afferent.telemetry.trace",
     "afferent.types",
 )

@@ -15,11 +15,12 @@ import pytest
 from afferent.errors import StoreFull
 from afferent.runtime import memory
 from afferent.store import backing
-from afferent.store.arena import ArenaMap, create_segment, open_segment
+from afferent.store.arena import ArenaMap
 from afferent.store.backing import AHEAD_NBYTES, CHUNK_NBYTES, Backing
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.client.local_store import LocalStore
 from afferent.store.daemon.server import StoreServer
+from afferent.store.segment import create_segment, open_segment
 from afferent.types import MiB, ObjectKind
 
 FEATURES = {ObjectKind.FEATURES: 1.0}

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 
 from afferent.errors import FormatError
-from afferent.store.arena import ArenaMap, create_segment
+from afferent.store.arena import ArenaMap
 from afferent.store.block import codec, layout
+from afferent.store.segment import create_segment
 from afferent.types import TensorSpec
 from tests.examples import examples
 from tests.store.trees import DTYPES, address, arrays, random_array, same, store, tensors, trees

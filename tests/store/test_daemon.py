@@ -27,7 +27,7 @@ from afferent.errors import (
     StoreUnavailable,
 )
 from afferent.runtime import wire
-from afferent.store.arena import ArenaMap, allocate, create_segment, open_segment, reopen_read_only
+from afferent.store.arena import ArenaMap
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.client.daemon_store import DaemonStore
@@ -42,6 +42,7 @@ from afferent.store.protocol.hello import VERSION, Hello
 from afferent.store.protocol.items import Claim, SealItem
 from afferent.store.protocol.replies import reply_decoder
 from afferent.store.protocol.results import Owner
+from afferent.store.segment import allocate, create_segment, open_segment, reopen_read_only
 from afferent.types import ContentKey, CreateItem, Handle, ObjectKind, ReserveItem, decode, encode
 from tests.server import wait_until
 from tests.store.stores import SharedDaemon

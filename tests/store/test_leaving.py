@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 
 from afferent.errors import StoreUnavailable
 from afferent.runtime import wire
-from afferent.store.arena import ArenaMap, create_segment
+from afferent.store.arena import ArenaMap
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.server import StoreServer
 from afferent.store.protocol.hello import VERSION, Bye, Hello
 from afferent.store.protocol.items import SealItem
+from afferent.store.segment import create_segment
 from afferent.types import CreateItem, Handle, ObjectKind, encode
 from tests.server import wait_until
 

@@ -14,11 +14,11 @@ import pytest
 from afferent.errors import FormatError, StoreUnavailable, VersionMismatch
 from afferent.runtime import wire
 from afferent.runtime.sockets import new_address
-from afferent.store.arena import create_segment
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.server import StoreServer
 from afferent.store.protocol.hello import VERSION, Hello, Welcome, read_hello, read_welcome
+from afferent.store.segment import create_segment
 from afferent.types import ObjectKind, encode
 from tests.server import wait_until
 

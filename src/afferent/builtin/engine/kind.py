@@ -30,6 +30,7 @@ _FORMS_NBYTES = 192 * MiB
 """Memory of the core, of the process that tests response formats, and of a worker's token masks."""
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_OFFLINE": "1"}
 """No progress bars between the server's lines, and no lookups on a hub."""
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class ReferenceEngine(RemoteKind[ReferenceSettings]):
@@ -88,7 +89,7 @@ def _workers(
                 kv_budget=budget,
                 shares_embeddings=site.shares[ObjectKind.EMBEDDINGS] > 0,
             ),
-            env={"OMP_NUM_THREADS": str(max(1, num_threads)), **_QUIET},
+            env={**dict.fromkeys(_THREADS, str(max(1, num_threads))), **_QUIET},
         )
         for rank in range(num_workers)
     ]

@@ -26,7 +26,7 @@ from afferent.media.workers import sandbox
 from afferent.media.workers.discover import refuse_unknown
 from afferent.operations.supervisor import sizing
 from afferent.runtime import shortage
-from afferent.store import arena
+from afferent.store import segment
 from afferent.telemetry import spans
 from afferent.tier.registry import open_tier, without_secrets
 from afferent.types import MiB
@@ -111,7 +111,7 @@ def check(loaded: Loaded, *, may_download: bool = False) -> Checked:
     sizes = sizing.choose(config, sizing.Machine.here(), engine_nbytes=engine_nbytes)
     _check_raw_media(loaded, sizes.arena_nbytes)
     shortage.check_tasks(num_workers=sizes.preprocess_workers, num_frontends=sizes.frontends)
-    arena.check_available(sizes.arena_nbytes)
+    segment.check_available(sizes.arena_nbytes)
     sandbox.check_machine()
     engine.check(folder, settings)
     family: AnyFamily | None = own_family(loaded) or describe(

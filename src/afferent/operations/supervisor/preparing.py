@@ -23,7 +23,7 @@ from afferent.media.workers.discover import family_of
 from afferent.operations.supervisor.checks import Checked, check, exposure, own_family
 from afferent.operations.supervisor.parts import Part, Plan
 from afferent.runtime.listening import Port
-from afferent.store import arena
+from afferent.store import segment
 from afferent.store.daemon.server import InheritedDescriptors
 
 Say = Callable[[str, str], None]
@@ -145,7 +145,7 @@ def rehearse(loaded: Loaded, say: Say) -> Checked:
 
 
 def _inherited(checked: Checked, owned: ExitStack) -> InheritedDescriptors:
-    arena_fd, path = arena.open_segment(checked.arena_nbytes), checked.config.store_path
+    arena_fd, path = segment.open_segment(checked.arena_nbytes), checked.config.store_path
     try:
         inherited = InheritedDescriptors.over(arena_fd, path=path)
     except ConfigError as error:

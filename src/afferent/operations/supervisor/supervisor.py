@@ -30,7 +30,7 @@ from afferent.operations.supervisor.watching import Watcher
 from afferent.runtime import logs
 from afferent.runtime.listening import Port
 from afferent.runtime.process import LOST_PARTNERS, REFUSED, Child, LogSettings, Status, spawn
-from afferent.store import arena
+from afferent.store import segment
 from afferent.store.daemon.server import InheritedDescriptors
 
 log = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class Supervisor:
         size += "" if self._config.arena_nbytes else ", as suits the memory there is"
         if self._config.preallocate_arena:
             start_s = time.monotonic()
-            for _ in arena.allocate(inherited.arena_fd):
+            for _ in segment.allocate(inherited.arena_fd):
                 await asyncio.sleep(0)  # let signal handlers run
                 if self._stop.is_set():
                     return

@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from afferent.errors import DeadlineExceeded, FormatError, StoreRestarted, StoreUnavailable
-from afferent.store.arena import ArenaMap, open_segment
+from afferent.store.arena import ArenaMap
 from afferent.store.backing import Backing
 from afferent.store.client.owner import Owner
 from afferent.store.client.store import Store
 from afferent.store.protocol.replies import Reply, refusal, request_decoder
 from afferent.store.protocol.requests import Request
+from afferent.store.segment import open_segment
 from afferent.store.state.machine import Replies, StoreState
 from afferent.store.state.region import LIBRARY_SHARES, divide
 from afferent.types import Handle, ObjectKind, decode, encode

@@ -31,7 +31,7 @@ from afferent.errors import (
 )
 from afferent.runtime import logs, wire
 from afferent.runtime.process import ChildProcess, run_until_terminated
-from afferent.store import arena
+from afferent.store import segment
 from afferent.store.backing import Backing
 from afferent.store.daemon.client_table import ClientTable, Entry
 from afferent.store.daemon.launch import DaemonSettings
@@ -75,7 +75,7 @@ class StoreDaemon:
 
     def __init__(self, settings: DaemonSettings) -> None:
         self._settings = settings
-        self._read_only_fd = arena.reopen_read_only(settings.arena_fd)
+        self._read_only_fd = segment.reopen_read_only(settings.arena_fd)
         capacity_nbytes = os.fstat(settings.arena_fd).st_size
         self._backing = Backing(settings.arena_fd, ahead=True)
         self.state = StoreState(

@@ -16,9 +16,9 @@ from afferent.errors import NotPermitted, StoreUnavailable
 from afferent.runtime import logs, wire
 from afferent.runtime.process import Child, LogSettings, Status, spawn
 from afferent.runtime.sockets import new_address
-from afferent.store.arena import create_segment, open_segment
 from afferent.store.daemon.client_table import create_client_table
 from afferent.store.daemon.launch import DAEMON, DaemonSettings
+from afferent.store.segment import create_segment, open_segment
 from afferent.store.state.region import LIBRARY_SHARES, divide
 from afferent.types import ObjectKind
 
