@@ -78,6 +78,7 @@ OTHERS_FLAGS = {
         "--tensor-parallel-size",
         "--tokenizer-mode",
         "--tokens-only",
+        "--video-pruning-rate",
         "--trust-remote-code",
         "--trust-request-chat-template",
         "--trust-request-mm-kwargs",

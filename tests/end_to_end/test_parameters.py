@@ -20,12 +20,6 @@ PLAIN = "There is no picture."
 """The model's answer to a question without a picture."""
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as running:
-        yield running
-
-
 @dataclass(frozen=True, slots=True)
 class Said:
     text: str

@@ -534,6 +534,10 @@ def test_options_of_the_engine_leave_the_work_to_it(front: Front, picture: str) 
     name = sent["messages"][0]["content"][0]["uuid"]
     assert bytes.fromhex(name), "the content's, not the client's"
     assert len(name) == 64
+    other = {"mm_processor_kwargs": {"max_pixels": 12544, "min_pixels": 6272}}
+    front.post("/v1/chat/completions", chat(image(picture, uuid="b"), **other))
+    of_other = json.loads(front.engine.heard[-1].body)["messages"][0]["content"][0]["uuid"]
+    assert (len(of_other), of_other != name) == (64, True), "vLLM makes something else of it"
     front.engine.heard.clear()
     sound = base64.b64encode(media_files.make_audio(media_files.tone(0.2), 16_000)).decode()
     part = {"type": "input_audio", "input_audio": {"data": sound, "format": "wav"}}

@@ -148,9 +148,17 @@ def test_secure_quarantined_item_loses_request(
         pins.use(key)
     pins.end_step()
     monkeypatch.undo()
-    for _ in range(2):  # the first record has expired
+    for _rank in range(2):  # the first record has expired
         quarantine.put(store, KEYS[1], is_certain=False)
+    assert secure(pins, "one failure of two ranks", KEYS[1:2])
+    pins.use(KEYS[1])
+    pins.end_step()
+    monkeypatch.setattr(quarantine, "_ONE_FAILURE_S", 0.0)
+    quarantine.put(store, KEYS[1], is_certain=False)
     assert not secure(pins, "second failure", KEYS[1:2])
+    monkeypatch.undo()
+    quarantine.put(store, KEYS[1], is_certain=False)
+    assert not secure(pins, "it stays", KEYS[1:2])
 
 
 def test_pinned_step_survives_deletion_and_refill(store: DaemonStore, pins: StepPins) -> None:

@@ -83,6 +83,10 @@ def test_file_is_read_again_and_a_malformed_one_changes_nothing(tmp_path: Path) 
     assert "line 2" in next(iter(sources.failures.values()))
     file.unlink()
     assert look(sources) == found
+    file.touch()
+    assert look(sources) == found
+    file.write_text("# none\n")
+    assert list(look(sources)) == ["http://c:3"]
     file.write_text("http://a:1")
     assert list(look(sources)) == ["http://a:1", "http://c:3"]
     file.write_text("x" * (1 << 20) + "y")

@@ -30,6 +30,8 @@ class Serve:
         parser.add_argument("--mm-processor-kwargs")
         parser.add_argument("--root-path")
         parser.add_argument("--tokens-only", action="store_true")
+        parser.add_argument("--media-io-kwargs")
+        parser.add_argument("--video-pruning-rate", type=float)
         parser.add_argument("--max-model-len", type=int)
 def cmd_init():
     return [Serve()]
@@ -65,6 +67,7 @@ def python(tmp_path: Path) -> str:
         ("--enable_mm_embeds", {"enable_mm_embeds"}),
         ("--enable-mm-emb", {"enable_mm_embeds"}),
         ("""--mm_processor_kwargs '{"a": 1}'""", {"mm_processor_kwargs"}),
+        ("--media-io={} --video_pruning=0.5", {"media_io_kwargs", "video_pruning_rate"}),
     ],
 )
 def test_every_spelling_counts(python: str, text: str, names: set[str]) -> None:

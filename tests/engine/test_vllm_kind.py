@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,19 @@ import pytest
 
 from afferent.engines import place, registry
 from afferent.engines.contract import EngineSite, UpstreamKind
+from afferent.engines.http_upstream.kind import HttpLink
 from afferent.engines.vllm.kind import VllmUpstream
 from afferent.engines.vllm.media import ItemHashes, TakenMedia
 from afferent.engines.vllm.settings import VllmSettings
 from afferent.engines.vllm.traits import VllmTraits
 from afferent.engines.vllm_hash import image_hash
 from afferent.errors import ConfigError, UnsupportedModel
+from afferent.media.families.registry import describe
 from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.types import Modality
 from tests.engine import families
 from tests.images import encoded, photo
+from tests.media.folders import make_qwen
 
 SHAPES = BUILT_IN_MODELS / "shapes"
 
@@ -48,6 +52,18 @@ def test_it_is_chosen_by_name() -> None:
         "--mm-processor-kwargs.max_pixels=9999",
     ):
         assert not found.takes_features(SHAPES, VllmSettings(engine_args=told))
+
+
+@pytest.mark.parametrize(
+    ("told", "are_ours"),
+    [("", True), ("--media-io-kwargs {}", False), ("--video-pruning-rate=0.5", False)],
+)
+def test_videos_that_vllm_changes_go_as_bytes(tmp_path: Path, told: str, are_ours: bool) -> None:
+    make_qwen(tmp_path)
+    place = replace(site(OWN_ADDRESS), model_folder=tmp_path, family=describe(tmp_path))
+    shared = HttpLink(urls=("unix:/x",), api_key="", secret=b"s")
+    taken = VllmUpstream().link(place, VllmSettings(engine_args=told), shared).taken
+    assert (taken.videos, taken.video_files) == (are_ours, True)
 
 
 def test_a_folder_in_mistrals_format_gets_bytes(tmp_path: Path) -> None:
@@ -87,6 +103,7 @@ def test_what_is_refused_before_a_start(settings: dict[str, Any], words: str) ->
         ({"engine_url": ("unix:/a",), "engine_args": "--x"}, "runs elsewhere"),
         ({"engine_url": ("ftp://x",)}, "must be unix:PATH or"),
         ({"engine_url": ("/run/vllm.sock",)}, "must be unix:PATH or"),
+        ({"engine_url": ("http://gpu:8000/v1",)}, "--engine-url http://gpu:8000/v1: must be"),
     ],
 )
 def test_settings_that_do_not_go_together(settings: dict[str, Any], words: str) -> None:

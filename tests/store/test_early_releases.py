@@ -53,6 +53,17 @@ def test_report_ends_a_pin_that_may_end() -> None:
     assert not is_valid(store, FRONTEND, "r", handle)
 
 
+def test_a_request_whose_pins_have_ended_early_is_still_there() -> None:
+    """Another engine may get it: the first has failed, or the report was for another request."""
+    store = Store()
+    handle = made(store)
+    hold(store, FRONTEND, "r", handle)
+    report(store, KEY)
+    assert store.call(WORKER, requests.Accept, "r", [])
+    store.release(FRONTEND, "r")
+    assert not store.call(WORKER, requests.Accept, "r", [])
+
+
 def test_report_ends_the_oldest_pin_alone() -> None:
     store = Store()
     handle = made(store)

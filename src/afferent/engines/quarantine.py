@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 _TAG: Final = b"afferent/quarantine/v1"
 _LENGTH_S: Final = 3600.0
+_ONE_FAILURE_S: Final = 5.0
+"""All ranks of an engine report a failure within this time; its next start takes longer."""
 _REQUEST: Final = "quarantine"
 
 
@@ -46,9 +48,16 @@ def put(store: Store, key: bytes, *, is_certain: bool) -> None:
     try:
         (outcome,) = store.acquire(_REQUEST, [Find(record)])
         handle = existing(outcome)
-        is_second = handle is not None and _read(store.block(handle))["until_s"] > time.time()
+        holds, now_s = is_certain, time.time()
+        if handle is not None and (before := _read(store.block(handle)))["until_s"] > now_s:
+            holds |= before["holds"]
+            if not holds:
+                failed_s = before["until_s"] - _LENGTH_S
+                if 0 <= now_s - failed_s < _ONE_FAILURE_S:
+                    return
+                holds = True
         store.delete([record])
-        tree = {"until_s": time.time() + _LENGTH_S, "holds": is_certain or is_second}
+        tree = {"until_s": now_s + _LENGTH_S, "holds": bool(holds)}
         store.put(_REQUEST, tree, kind=ObjectKind.RECORDS, key=record)
     except AfferentError as error:
         log.warning("an item could not be put into quarantine: %s", error.code)

@@ -271,12 +271,7 @@ class ItemNames:
 
     def within(self, document: Document, tenant: str) -> Callable[[ReceivedItem, InlineMedia], str]:
         """Return the function that names the items of a request, with 32 hexadecimal digits."""
-        options = [
-            part
-            for key, value in sorted(document.options.items())
-            for part in (key.encode(), value)
-        ]
-        common = keys.frame(_TAG, tenant.encode(), *options)
+        common = keys.frame(_TAG, tenant.encode(), *document.named_options)
 
         def name(item: ReceivedItem, media: InlineMedia) -> str:
             made = self._conversion if media.is_features else b""

@@ -307,6 +307,13 @@ class Document:
         """Documents, which may turn out to be other files."""
         return [each for each in self.found if isinstance(each, DocumentPlace)]
 
+    @property
+    def named_options(self) -> list[bytes]:
+        """The options with their keys, in one order, for a name of what they make of an item."""
+        return [
+            part for key, value in sorted(self.options.items()) for part in (key.encode(), value)
+        ]
+
     def parts(self, media: dict[str, RawMedia], *, max_pixels: int = 0) -> tuple[MediaPart, ...]:
         """Return the media of all locations.
 

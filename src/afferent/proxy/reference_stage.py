@@ -154,7 +154,7 @@ class ReferenceStage:
         self._tell(found.distinct)
         files = await self._items.keep_bytes(request_id, found, trace)
         await self._items.enter_forwarded(request_id, found, trace)
-        return self._raw(request, found, files)
+        return self._raw(request, found, document, files)
 
     def early(self, share: Share) -> EarlyBody | None:
         """Return what begins a body's images while the rest of it arrives, if features are made."""
@@ -299,7 +299,13 @@ class ReferenceStage:
             self._store.release_early(request.request_id, list(pinned.values()))
         return Referenced(references, keys, None, pinned)
 
-    def _raw(self, request: ItemRequest, found: RequestItems, files: Sequence[File]) -> Referenced:
+    def _raw(
+        self,
+        request: ItemRequest,
+        found: RequestItems,
+        document: Document,
+        files: Sequence[File],
+    ) -> Referenced:
         expires_s = time.time() + self._valid_s
         references: list[RawReference] = []
         for part, item, (handle, where) in zip(request.media, found.in_order, files, strict=True):
@@ -317,7 +323,8 @@ class ReferenceStage:
             )
         keys = [item.key for item in found.in_order]
         # The upstream processes these bytes itself; its caches keep the results apart from ours.
-        names = [frame(_RAW_NAME_TAG, key).hex() for key in keys]
+        # By the name alone, vLLM would give a video the frames that other options have made of it.
+        names = [frame(_RAW_NAME_TAG, key, *document.named_options).hex() for key in keys]
         return Referenced(references, keys, names)
 
     def _of(self, request: ItemRequest, index: int) -> Of:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from afferent.config import Group, Settings, setting
+from afferent.engines.http_upstream.addresses import parse
 from afferent.errors import ConfigError
 from afferent.types import GiB
 
@@ -36,3 +37,7 @@ class HttpSettings(Settings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for url in self.engine_url:
             if not url.startswith(("unix:", "http://")):
                 raise ConfigError(f"--engine-url {url}: must be unix:PATH or http://HOST:PORT")
+            try:
+                parse(url)
+            except ConfigError as error:
+                raise ConfigError(f"--engine-url {url}: {error.message}") from error

@@ -79,6 +79,8 @@ class _File:
             data = file.read(_MAX_FILE_NBYTES + 1)
         if len(data) > _MAX_FILE_NBYTES:
             raise ConfigError(f"{self._path}: the file has more than {_MAX_FILE_NBYTES} bytes")
+        if not data:  # perhaps it is being written
+            raise ConfigError(f"{self._path}: the file is empty")
         found: list[Address] = []
         for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):
             words = line.split()

@@ -35,8 +35,8 @@ _UNSAFE = (
 """Arguments that let clients bypass this server's limits. With ``root_path``, each endpoint has a
 second path, at which no media and no tenants are looked for.
 """
-_FRAMES: Final = "media_io_kwargs"
-"""Argument that may make vLLM take other frames of a video than Afferent."""
+_OTHER_VIDEOS: Final = frozenset({"media_io_kwargs", "video_pruning_rate"})
+"""Arguments that may make vLLM take other frames of a video, or fewer tokens, than Afferent."""
 _OTHERWISE: Final = frozenset({"mm_processor_kwargs", "tokenizer_mode", "config_format"})
 """Arguments that may change vLLM's processor in any way, or select another one."""
 _NO_VLLM: Final = (
@@ -114,7 +114,7 @@ class VllmUpstream(HttpUpstreamKind[VllmSettings, VllmLink]):
         """See `HttpUpstreamKind.link`."""
         taken = TakenMedia.of(site.family, site.model_folder)
         taken = msgspec.structs.replace(taken, any_file=settings.media_formats == "all")
-        if settings.engine_video_bytes or _FRAMES in _told(settings):
+        if settings.engine_video_bytes or _told(settings) & _OTHER_VIDEOS:
             taken = msgspec.structs.replace(taken, videos=False, video_files=True)
         hashes = None
         if settings.engine_hashes != "afferent":

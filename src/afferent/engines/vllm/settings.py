@@ -21,7 +21,8 @@ class VllmSettings(HttpSettings, frozen=True, kw_only=True, forbid_unknown_field
     )
     engine_video_bytes: bool = setting(
         False,
-        "give vLLM videos as they came; for one that --media-io-kwargs tells which frames to take",
+        "give vLLM videos as they came; for one that is started separately with --media-io-kwargs "
+        "or --video-pruning-rate",
         Group.ENGINE,
     )
     engine_hashes: Hashes = setting(

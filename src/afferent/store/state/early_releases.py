@@ -47,6 +47,10 @@ class EarlyReleases:
         """Whether a lease's pin of an object has ended early."""
         return generation in self._ended.get(lease, ())
 
+    def has_any(self, lease: Lease) -> bool:
+        """Whether any pin of a lease has ended early, and the lease itself has not ended."""
+        return bool(self._ended.get(lease))
+
     def forget(self, lease: Lease) -> None:
         """Forget a lease that has ended."""
         for generation in list(self._by_lease.get(lease, ())):

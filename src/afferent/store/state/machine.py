@@ -347,7 +347,7 @@ class StoreState:
         leases = [
             (client, request.request)
             for client in self._clients
-            if self.objects.holds((client, request.request))
+            if self.objects.holds(lease := (client, request.request)) or self.early.has_any(lease)
         ]
         for lease in leases:
             for semaphore in request.semaphores:

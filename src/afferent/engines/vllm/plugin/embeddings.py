@@ -131,9 +131,15 @@ class KeptEmbeddings:
         with self._lock:
             if self._unwritten_nbytes + nbytes > _UNWRITTEN_NBYTES and self._unwritten_nbytes:
                 return
-            self._unwritten_nbytes += nbytes
         handles, rows = [each for each, _ in made.values()], [each for _, each in made.values()]
-        self._unwritten.put(_Made(list(made), handles, Download(rows, started), nbytes))
+        try:
+            copies = Download(rows, started)
+        except Exception:  # page-locked memory, for example; the rows themselves are there
+            log.exception("embeddings were not stored")
+            return
+        with self._lock:
+            self._unwritten_nbytes += nbytes
+        self._unwritten.put(_Made(list(made), handles, copies, nbytes))
 
     def _write_all(self, cache: ItemCache) -> None:
         while True:
@@ -175,7 +181,11 @@ class KeptEmbeddings:
                 "embeddings are not shared: %s holds no weights that are known", config.model
             )
             return
-        shaped_by = (config.dtype, config.quantization, metadata.version("vllm"))
+        pruning = getattr(config.multimodal_config, "video_pruning_rate", None)
+        shaped_by = (
+            *(config.dtype, config.quantization, metadata.version("vllm")),
+            *(getattr(config, "hf_overrides", None), pruning),
+        )
         weights = keys.frame(_TAG, files, repr(shaped_by).encode())
         self._cache = cache = ItemCache(self._arena.store, weights=weights)
         if self._publishes:

@@ -196,7 +196,9 @@ class _Encoder:
                 log.exception("features could not be read")
                 is_of_item = not isinstance(error, FeaturesLost | AfferentError | OSError)
                 if is_of_item and self._may_be_of_an_item(error):
-                    quarantine.put(arena("worker").store, item.key, is_certain=True)
+                    # torch raises a `RuntimeError` where page-locked memory is short, too.
+                    is_certain = not isinstance(error, RuntimeError)
+                    quarantine.put(arena("worker").store, item.key, is_certain=is_certain)
                 return [None] * len(items)
         return inputs
 

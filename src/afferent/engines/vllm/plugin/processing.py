@@ -175,6 +175,11 @@ def _check(ours: Mapping[str, Sequence[FeaturesReference]], info: Any) -> None:
             "this vLLM was started with --mm-processor-kwargs, which Afferent does not know of: "
             "leave it out, or have Afferent start vLLM, with --engine-args"
         )
+    if "video" in ours and getattr(model_config.multimodal_config, "video_pruning_rate", None):
+        raise ValueError(
+            "this vLLM was started with --video-pruning-rate, so that Afferent needs "
+            "--engine-video-bytes"
+        )
     names = engine_facts(model_config.hf_config.model_type).position_features
     vision = getattr(info.get_hf_config(), "vision_config", None)
     merge_size = getattr(vision, "spatial_merge_size", 1)
