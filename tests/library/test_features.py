@@ -7,6 +7,7 @@ import contextlib
 import errno
 import gc
 import io
+import json
 import multiprocessing
 import os
 import pickle
@@ -37,7 +38,7 @@ from afferent import (
     SharedItem,
     StoreServer,
 )
-from afferent.batch import worker_pool
+from afferent.batch import through_store, worker_pool
 from afferent.errors import (
     AfferentError,
     ConfigError,
@@ -53,6 +54,7 @@ from afferent.errors import (
 from tests.hostile_images import hostile_images
 from tests.images import encoded, photo
 from tests.library import in_other_processes
+from tests.library.full_stores import filled_by_another, filled_until_awaited
 from tests.media.golden_features import FAMILIES, MEDIA
 from tests.waiting import until
 
@@ -127,13 +129,14 @@ def test_both_forms_are_equal_wherever_they_are_made(pool: Features) -> None:
 
 
 def test_features_of_each_family_are_equal_in_a_pool(tmp_path: Path) -> None:
-    """A clip for each audio family, and a video for Qwen."""
+    """A clip for each audio family, and a video for Qwen, which also waits for space."""
     cases = {"qwen2_vl": ("page.jpg", "h264.mp4"), "whisper": ("stereo.flac",)}
     cases |= {"qwen2_audio": ("stereo.mp3",), "idefics3": ("rgba.png",)}
     for name, names in cases.items():
         (folder := tmp_path / name).mkdir()
         FAMILIES[name](folder)
-        with Features(folder) as here, Features(folder, where="pool", num_workers=1) as there:
+        there = Features(folder, where="pool", num_workers=1, arena_nbytes=64 * MiB)
+        with Features(folder) as here, there:
             for file in names:
                 expected = here.make(MEDIA / file)
                 assert_same(there.make(MEDIA / file), expected)
@@ -141,6 +144,9 @@ def test_features_of_each_family_are_equal_in_a_pool(tmp_path: Path) -> None:
                 if not file.endswith(("mp3", "flac")):
                     shapes = {name: spec.shape for name, spec in plan.specs.items()}
                     assert shapes == {name: array.shape for name, array in expected.items()}
+            if name == "qwen2_vl":
+                with filled_until_awaited(there.address):
+                    assert_same(there.make(MEDIA / names[-1]), expected)
 
 
 def test_samples_are_an_item_of_an_audio_model(tmp_path: Path) -> None:
@@ -492,6 +498,35 @@ def test_no_item_is_lost_when_the_store_is_killed() -> None:
             assert_same(one, other)
 
 
+@pytest.mark.parametrize("has_loop", [False, True])
+def test_shared_items_that_are_kept_do_not_keep_the_next_store_from_its_memory(
+    has_loop: bool,
+) -> None:
+    data, other = files(2)
+
+    async def shared(address: str | None) -> tuple[AsyncFeatures, SharedItem]:
+        features = AsyncFeatures(SHAPES, where=address)
+        await features.open()
+        return features, await features.share(data)
+
+    with fresh_pool() as (features, _), asyncio.Runner() as loop:
+        if has_loop:
+            client, item = loop.run(shared(features.address))
+        else:
+            item = features.share(data)
+        expected = {name: array.copy() for name, array in item.features().items()}
+        os.kill(daemon_of(features), signal.SIGKILL)
+        if has_loop:
+            loop.run(until(lambda: "pinned" not in repr(item)))
+        features.make(other)  # the next daemon has the space for it
+        with pytest.raises(StaleHandle):
+            item.features()
+        opened = features.open(item, data)
+        assert all((opened[name] == array).all() for name, array in expected.items())
+        if has_loop:
+            loop.run(client.close())
+
+
 def daemon_of(features: Features) -> int:
     """Return the daemon of a pool's store: the child that its socket belongs to."""
     assert features.address is not None
@@ -578,6 +613,19 @@ def test_a_server_of_another_model_is_refused(pool: Features, tmp_path: Path) ->
         Features(SHAPES, where=pool.address, backend="torchvision")
 
 
+def test_a_server_with_another_limit_of_an_images_size_is_refused(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("ours", "theirs")]
+    for folder in folders:
+        folder.mkdir()
+        FAMILIES["qwen2_vl"](folder)
+    settings = folders[1] / "preprocessor_config.json"
+    changed = json.loads(settings.read_text()) | {"max_pixels": 200_000}
+    settings.write_text(json.dumps(changed))
+    pool = Features(folders[1], where="pool", num_workers=1, arena_nbytes=16 * MiB)
+    with pool, pytest.raises(ConfigError, match="other features"):
+        Features(folders[0], where=pool.address)
+
+
 def test_a_store_without_workers_is_refused() -> None:
     with StoreServer(16 * MiB) as server, pytest.raises(ConfigError, match="no preprocess workers"):
         Features(SHAPES, where=server.address)
@@ -644,6 +692,37 @@ def test_shared_items_that_fill_the_store_fail_the_next_ones_at_once() -> None:
         del results, shared
         gc.collect()
         assert isinstance(small.share(sources[-1]), SharedItem)
+
+
+def test_sharing_waits_for_space_that_another_process_releases(pool: Features) -> None:
+    sources = files(3)
+    with filled_until_awaited(pool.address):
+        items = list(pool.share_many(sources))
+    assert [type(each) for each in items] == [SharedItem] * 3
+
+    async def in_loop() -> list[type]:
+        async with AsyncFeatures(SHAPES, where=pool.address) as features:
+            with filled_until_awaited(pool.address):
+                return [type(each) async for each in features.share_many(sources)]
+
+    del items
+    assert asyncio.run(in_loop()) == [SharedItem] * 3
+
+
+def test_sharing_waits_once_for_space_that_is_not_released(
+    pool: Features, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(through_store, "_WAIT_FOR_SPACE_S", 0.3)
+    with filled_by_another(pool.address) as store:
+        start_s = time.monotonic()
+        results = list(pool.share_many(files(10)))
+        assert time.monotonic() - start_s < 2
+        store.release("fill")
+    errors = [each.error for each in results if isinstance(each, FailedItem)]
+    assert [type(each) for each in errors] == [StoreFull] * 10
+    assert "within" in str(errors[0])
+    assert "another (client" in str(errors[1])
+    assert isinstance(pool.share(files(1)[0]), SharedItem)
 
 
 def test_sharing_needs_a_store() -> None:

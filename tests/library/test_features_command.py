@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from afferent import Features
+from afferent.batch import safetensors_file
 from afferent.batch.safetensors_file import SafetensorsFile
 from afferent.errors import ConfigError
 from tests.images import encoded, photo
@@ -197,3 +198,17 @@ def test_features_in_the_store_of_a_server_spare_its_requests_the_work(
         made, expected = features.make(file), here.make(file)
         assert made.key == expected.key
         assert (made["pixel_values"] == expected["pixel_values"]).all()
+
+
+def test_a_safetensors_file_whose_table_no_reader_takes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(safetensors_file, "_MAX_TABLE_NBYTES", 1000)
+    path = tmp_path / "x.safetensors"
+    tensors = {"pixel_values": np.zeros((3, 4), np.uint8)}
+    with SafetensorsFile(path, {}) as file:
+        for number in range(9):
+            file.add(f"item-{number}", tensors)
+        with pytest.raises(ConfigError, match=r"^9 tensors fill .* 1,000 bytes.*several files"):
+            file.add("one-more", tensors)
+    assert int.from_bytes(path.read_bytes()[:8], "little") <= 1000

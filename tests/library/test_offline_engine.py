@@ -18,6 +18,7 @@ from afferent.store.client.daemon_store import DaemonStore
 from afferent.types import MiB
 from afferent.vllm import LLM
 from tests.images import encoded
+from tests.library.full_stores import filled_until_awaited
 from tests.server import wait_until
 
 TIMEOUT_S = 20
@@ -117,6 +118,12 @@ def test_more_images_than_the_store_has_space_for_pass_in_order(llm: LLM) -> Non
     assert sum(llm._features.plan(LARGE).nbytes for _ in prompts) > 2 * MiB
     outputs = llm.generate(prompts, use_tqdm=False)
     assert [int(output.request_id) for output in outputs] == list(range(40))
+    wait_until_nothing_is_held(llm)
+
+
+def test_images_wait_for_space_that_another_process_releases(llm: LLM) -> None:
+    with filled_until_awaited(llm._features.address):
+        assert len(llm.generate(pictures(3, LARGE), use_tqdm=False)) == 3
     wait_until_nothing_is_held(llm)
 
 

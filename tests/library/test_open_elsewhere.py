@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import pickle
+import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from afferent import DaemonStore, FailedItem, Features, MiB
+from afferent import AsyncFeatures, DaemonStore, FailedItem, Features, MiB, StoreServer
 from afferent.batch import item_routes
 from afferent.errors import InvalidMedia, StaleHandle, StoreUnavailable
 from tests.images import photo
@@ -74,6 +77,22 @@ def test_a_reference_opens_without_any_store(pools: tuple[Features, Features]) -
             here.open(item)
 
 
+def test_the_connections_of_references_end_with_their_stores() -> None:
+    def num_connections() -> int:
+        return sum(thread.name == "shared-items-store" for thread in threading.enumerate())
+
+    with Features("shapes", where="pool", num_workers=1, arena_nbytes=16 * MiB) as features:
+        item = features.share(png(1))
+        views = pickle.loads(pickle.dumps(item)).features()  # noqa: S301 - ours
+        assert num_connections() == 1
+    assert num_connections() == 0
+    assert red(views) == 1
+    for _ in range(3):
+        with StoreServer(16 * MiB) as server, pytest.raises(StaleHandle):
+            item.in_store(server.address).features()
+        assert num_connections() == 1
+
+
 def test_another_source_is_refused_before_anything_is_made(
     pools: tuple[Features, Features],
 ) -> None:
@@ -126,3 +145,20 @@ def test_items_of_one_batch_wait_for_a_store_together(monkeypatch: pytest.Monkey
     assert len(lost) >= 16
     assert pauses.count(0.1) <= 6
     features.close()
+
+
+def test_coroutines_of_one_batch_wait_for_a_store_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(item_routes, "RETRIED_FOR_S", 0.5)
+
+    async def main() -> None:
+        with Features("shapes", where="pool", num_workers=1) as place:
+            features = AsyncFeatures("shapes", where=str(place.address))
+            await features.open()
+        start_s = time.monotonic()
+        results = [each async for each in features.make_many(map(png, range(40)), in_flight=2)]
+        assert time.monotonic() - start_s < 3, "twenty times the wait would be 10 s"
+        errors = [each.error for each in results if isinstance(each, FailedItem)]
+        assert [type(each) for each in errors] == [StoreUnavailable] * 40
+        await features.close()
+
+    asyncio.run(main())

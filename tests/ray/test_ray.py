@@ -21,9 +21,11 @@ import pytest
 from PIL import Image
 
 from afferent import DaemonStore, Features, MiB, SharedItem
-from afferent.errors import ConfigError, StaleHandle, StoreUnavailable
+from afferent.batch import through_store
+from afferent.errors import ConfigError, StaleHandle, StoreFull, StoreUnavailable
 from afferent.ray import FeatureMapper, NodeStores
 from tests.images import encoded, photo
+from tests.library.full_stores import filled_by_another
 from tests.pages import DOCS, Block, blocks_of
 
 pytestmark = [
@@ -254,6 +256,38 @@ def test_a_batch_of_failed_items_has_the_columns_of_others() -> None:
     for name in ("pixel_values", "image_grid_thw"):
         assert failed[name][0].dtype == made[name][0].dtype
         assert failed[name][0].ndim == made[name][0].ndim
+
+
+def test_a_column_that_exists_is_not_replaced() -> None:
+    mapper = FeatureMapper("shapes", column="bytes")
+    batch = {"bytes": np.array([png(1)], object), "error": np.array(["of an earlier stage"])}
+    with pytest.raises(ConfigError, match=r"the dataset has 'error' already.*prefix"):
+        mapper(batch)
+    with pytest.raises(ConfigError, match="'image_grid_thw', 'num_embeds', 'pixel_values'"):
+        mapper(mapper({"bytes": batch["bytes"]}))
+    made = FeatureMapper("shapes", column="bytes", prefix="left_")(batch)
+    names = ("error", "num_embeds", "pixel_values", "image_grid_thw")
+    assert made.keys() == {*batch, *(f"left_{name}" for name in names)}
+    assert made["error"] is batch["error"]
+
+
+def test_a_store_that_is_full_is_no_error_of_an_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(through_store, "_WAIT_FOR_SPACE_S", 0.2)
+    batch = {"bytes": np.array([png(1), b"no image"], object)}
+    with Features("shapes", where="pool", num_workers=1, arena_nbytes=2 * MiB) as pool:
+        mappers = [
+            FeatureMapper("shapes", column="bytes", where=pool.address, share=share)
+            for share in (True, False)
+        ]
+        with filled_by_another(pool.address):
+            for mapper in mappers:
+                with pytest.raises(StoreFull):
+                    mapper(batch)
+        for mapper in mappers:
+            assert [str(each)[:17] for each in mapper(batch)["error"]] == [
+                "None",
+                "unsupported_media",
+            ]
 
 
 def test_wrong_arguments_are_refused(stores: NodeStores) -> None:

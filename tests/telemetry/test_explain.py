@@ -27,3 +27,11 @@ def test_a_flood_is_left_out_and_counted() -> None:
         explainer.show(Trace("again", "POST /v1/chat/completions"), "ok")
     assert printed.getvalue().count("again") == 20
     assert "(1 requests" in printed.getvalue()
+
+
+def test_texts_of_a_client_are_neither_markup_nor_control_characters() -> None:
+    printed = io.StringIO()
+    explainer = Explainer(Console(file=printed, width=110))
+    explainer.show(Trace("[bold]a", "POST /v1/chat/[/x]\x1b[2J\n\u202e"), "ok [/]")
+    assert "[bold]a  POST /v1/chat/[/x]\ufffd[2J\ufffd\ufffd  ok [/]" in printed.getvalue()
+    assert "\x1b" not in printed.getvalue()

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sized
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from afferent.batch.feature_maker import Features
 from afferent.batch.item_features import FailedItem, Form, ItemFeatures, Progress
 from afferent.batch.item_routes import (
-    RETRIED_FOR_S,
     RETRY_S,
+    Outage,
     ResultOptions,
     failed_item,
     is_lost,
     most_submitted_nbytes,
 )
+from afferent.batch.pinned_trees import AsyncFeatureStore
 from afferent.batch.workplace import HERE, STORE_NAME, check_form
 from afferent.errors import AfferentError, ConfigError, StoreFull
 from afferent.runtime.tasks import in_thread
 from afferent.store.block import codec
-from afferent.store.client.async_store import AsyncDaemonStore
-from afferent.store.client.steps import run_awaiting
+from afferent.store.client.steps import Steps, run_awaiting
 from afferent.types import Modality
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ class AsyncFeatures:
         """
         self._given = (model, arguments)
         self._features: Features | None = None
-        self._store: AsyncDaemonStore | None = None
+        self._store: AsyncFeatureStore | None = None
         self._steps: StoreSteps | None = None
         self._max_nbytes = 0
 
@@ -82,10 +81,10 @@ class AsyncFeatures:
         model, arguments = self._given
         features = self._features = await in_thread(lambda: Features(model, **arguments))
         if (address := features.address) is not None:
-            connecting = AsyncDaemonStore.connect(address, name=STORE_NAME, writable=True)
-            self._store = await connecting
-            self._steps = features._workplace.steps_over(self._store)
-            self._max_nbytes = most_submitted_nbytes(await self._store.stat())
+            connecting = AsyncFeatureStore.connect(address, name=STORE_NAME, writable=True)
+            store = self._store = cast("AsyncFeatureStore", await connecting)
+            self._steps = features._workplace.steps_over(store)
+            self._max_nbytes = most_submitted_nbytes(await store.stat())
 
     async def close(self) -> None:
         """End the pool, or the connection to the server."""
@@ -207,7 +206,7 @@ class AsyncFeatures:
                 lambda: features.make(source, form=form, tensors=tensors, modality=modality)
             )
         check_form(form, tensors)
-        submitted = await self._submit(steps, source, form, modality, space, may_wait=True)
+        submitted = await self._submit(steps.submit, source, form, modality, space)
         arrays, prompt = await self._settled(steps, submitted, steps.collect(submitted), space)
         return await in_thread(
             lambda: features._workplace.finished(
@@ -219,28 +218,24 @@ class AsyncFeatures:
         features, steps = self.features, self._steps
         if steps is None:
             return await in_thread(lambda: features.share(source, modality=modality))
-        submitted = await self._submit(steps, source, "compact", modality, space, may_wait=False)
+        submitted = await self._submit(steps.submit_pinned, source, "compact", modality, space)
         tree = await self._settled(steps, submitted, steps.pin(submitted), space)
-        return features._workplace.shared(steps.verbs.address, submitted.key, tree)
+        return features._workplace.shared(steps.verbs, submitted.key, tree)
 
     async def _submit(
         self,
-        steps: StoreSteps,
+        submit: Callable[..., Steps[Submitted]],
         source: Source,
         form: Form,
         modality: Modality | None,
         space: _Space,
-        *,
-        may_wait: bool,
     ) -> Submitted:
         features = self.features
         data, kind, key = await in_thread(
             lambda: features._workplace.file_of(source, form, modality)
         )
         return await space.take(
-            lambda is_alone: run_awaiting(
-                steps.submit(data, kind, key=key, may_wait=may_wait and is_alone)
-            )
+            lambda is_alone: run_awaiting(submit(data, kind, key=key, may_wait=is_alone))
         )
 
     async def _settled(
@@ -268,11 +263,11 @@ class AsyncFeatures:
         num_total = len(sources) if isinstance(sources, Sized) else None
         waiting: deque[asyncio.Task[T | FailedItem]] = deque()
         num_done = num_failed = 0
-        rest = enumerate(sources)
+        rest, outage = enumerate(sources), Outage()
         try:
             while True:
                 while len(waiting) < most and (following := next(rest, None)) is not None:
-                    waiting.append(asyncio.create_task(_tried(make, *following)))
+                    waiting.append(asyncio.create_task(_tried(make, *following, outage)))
                 if not waiting:
                     return
                 result = await waiting.popleft()
@@ -327,14 +322,15 @@ class _Space:
 
 
 async def _tried(
-    make: Callable[[Source], Awaitable[T]], index: int, source: Source
+    make: Callable[[Source], Awaitable[T]], index: int, source: Source, outage: Outage
 ) -> T | FailedItem:
-    deadline_s = 0.0
     while True:
         try:
-            return await make(source)
+            result = await make(source)
         except AfferentError as error:
-            deadline_s = deadline_s or time.monotonic() + RETRIED_FOR_S
-            if not is_lost(error) or time.monotonic() > deadline_s:
+            if not is_lost(error) or outage.has_lasted():
                 return failed_item(index, source, error)
+        else:
+            outage.end()
+            return result
         await asyncio.sleep(RETRY_S)

@@ -22,7 +22,7 @@ from afferent.errors import (
 from afferent.store.block import codec
 from afferent.store.client.steps import run
 from afferent.store.protocol.results import Statistics
-from afferent.types import Modality, ObjectKind
+from afferent.types import ContentKey, Modality, ObjectKind
 
 if TYPE_CHECKING:
     from afferent.batch.shared_item import SharedItem
@@ -83,7 +83,7 @@ def pipeline(
 ) -> Generator[Result | FailedItem]:
     """Yield the results of a route in order, with at most ``in_flight`` items submitted."""
     waiting: deque[_Entry[Ticket]] = deque()
-    outage = _Outage()
+    outage = Outage()
     try:
         for index, source in enumerate(sources):
             while waiting and (
@@ -118,27 +118,33 @@ def _submitted(
 
 
 @dataclass(slots=True)
-class _Outage:
-    """Time until which the items of a batch wait for the store; 0 while it answers."""
+class Outage:
+    """Time until which all items of a batch wait for a lost store; 0 while it answers."""
 
-    ends_s: float = 0.0
+    _ends_s: float = 0.0
+
+    def has_lasted(self) -> bool:
+        """Whether the time for the store's restart has passed; the first call begins it."""
+        self._ends_s = self._ends_s or time.monotonic() + RETRIED_FOR_S
+        return time.monotonic() > self._ends_s
+
+    def end(self) -> None:
+        """Note that the store has answered."""
+        self._ends_s = 0.0
 
 
-def _collected(entry: _Entry[Ticket], route: Route[Ticket, Any], outage: _Outage) -> Any:
+def _collected(entry: _Entry[Ticket], route: Route[Ticket, Any], outage: Outage) -> Any:
     """Return the result of an item; an item that was lost with the store is submitted again."""
     while True:
         try:
             if entry.ticket is not None:
                 result = route.collect(entry.ticket)
-                outage.ends_s = 0.0
+                outage.end()
                 return result
         except AfferentError as error:
             entry.error = error
         why = entry.error or InternalError("nothing was made")
-        if not is_lost(why):
-            return failed_item(entry.index, entry.source, why)
-        outage.ends_s = outage.ends_s or time.monotonic() + RETRIED_FOR_S
-        if time.monotonic() > outage.ends_s:
+        if not is_lost(why) or outage.has_lasted():
             return failed_item(entry.index, entry.source, why)
         time.sleep(RETRY_S)
         entry = _submitted(entry.index, entry.source, route, may_wait=True)
@@ -203,6 +209,15 @@ class ThroughStore(Route[InStore, Result]):
         self._max_nbytes = 0
 
     def submit(self, source: Any, *, may_wait: bool) -> InStore:
+        steps, data, kind, key = self._opened(source)
+        return InStore(steps, run(steps.submit(data, kind, key=key, may_wait=may_wait)))
+
+    def _submit_pinned(self, source: Any, *, may_wait: bool) -> InStore:
+        """Submit an item whose result stays in the store: see `StoreSteps.submit_pinned`."""
+        steps, data, kind, key = self._opened(source)
+        return InStore(steps, run(steps.submit_pinned(data, kind, key=key, may_wait=may_wait)))
+
+    def _opened(self, source: Any) -> tuple[StoreSteps, memoryview, Modality, ContentKey]:
         data, kind, key = self._workplace.file_of(
             source, self._options.form, self._options.modality
         )
@@ -210,7 +225,7 @@ class ThroughStore(Route[InStore, Result]):
         if steps is None or steps.verbs is not store:
             self._max_nbytes = most_submitted_nbytes(store.stat())
             steps = self._steps = self._workplace.steps_over(store)
-        return InStore(steps, run(steps.submit(data, kind, key=key, may_wait=may_wait)))
+        return steps, data, kind, key
 
     def abandon(self, ticket: InStore) -> None:
         ticket.steps.abandon(ticket.submitted)
@@ -232,12 +247,12 @@ class Copied(ThroughStore[ItemFeatures]):
 class Shared(ThroughStore["SharedItem"]):
     """Way through a store to results that stay there.
 
-    It does not wait for space: what fills the store are results that the program keeps.
+    It does not wait for the space of results that the program keeps.
     """
 
     def submit(self, source: Any, *, may_wait: bool) -> InStore:
-        return super().submit(source, may_wait=False)
+        return self._submit_pinned(source, may_wait=may_wait)
 
     def collect(self, ticket: InStore) -> SharedItem:
         steps, submitted = ticket.steps, ticket.submitted
-        return self._workplace.shared(steps.verbs.address, submitted.key, run(steps.pin(submitted)))
+        return self._workplace.shared(steps.verbs, submitted.key, run(steps.pin(submitted)))

@@ -40,6 +40,10 @@ _DTYPES: Final = {
 _WIDTHS: Final = (8, 4, 2, 1)
 _ALIGNMENT: Final = 8
 _PIECE_NBYTES: Final = 1 << 24
+_MAX_TABLE_NBYTES: Final = 100_000_000
+"""Limit of the readers of safetensors."""
+_LONG_OFFSETS: Final = (10**15, 10**15)
+"""Offsets for the estimate of the table's length: they are known only at the end."""
 
 
 def check_name(name: str) -> None:
@@ -76,6 +80,7 @@ class SafetensorsFile:
             check_name(text)
         self._path, self._metadata = path, dict(metadata)
         self._entries: dict[str, _Entry] = {}
+        self._table_nbytes = len(msgspec.json.encode({"__metadata__": self._metadata}))
         self._nbytes = dict.fromkeys(_WIDTHS, 0)
         with contextlib.ExitStack() as opened:
             try:
@@ -91,13 +96,24 @@ class SafetensorsFile:
         """Write tensors as ``name/tensor``.
 
         Raises:
-            ConfigError: The name is not UTF-8, or the file has such a tensor already.
+            ConfigError: The name is not UTF-8, the file has such a tensor already, or its table
+                would be too long for readers.
             OSError: The disk is full.
         """
         check_name(name)
         for key in tensors:
             if f"{name}/{key}" in self._entries:
                 raise ConfigError(f"{name}/{key} is in the file already: name each item once")
+        entries = {
+            f"{name}/{key}": _row(tensor.dtype.name, tensor.shape, _LONG_OFFSETS)
+            for key, tensor in tensors.items()
+        }
+        self._table_nbytes += len(msgspec.json.encode(entries))
+        if self._table_nbytes > _MAX_TABLE_NBYTES:
+            raise ConfigError(
+                f"{len(self._entries):,} tensors fill the table of a safetensors file, which has "
+                f"at most {_MAX_TABLE_NBYTES:,} bytes: write the items to several files"
+            )
         for key, tensor in tensors.items():
             data, width = np.ascontiguousarray(tensor), tensor.dtype.itemsize
             self._data[width].write(data.tobytes())
@@ -135,11 +151,7 @@ class SafetensorsFile:
             width = np.dtype(entry.dtype).itemsize
             begin = starts[width] + entry.start
             end = begin + width * math.prod(entry.shape)
-            table[name] = {
-                "dtype": _DTYPES[entry.dtype],
-                "shape": entry.shape,
-                "data_offsets": (begin, end),
-            }
+            table[name] = _row(entry.dtype, entry.shape, (begin, end))
         return table
 
     def __enter__(self) -> Self:
@@ -156,6 +168,10 @@ class SafetensorsFile:
                 self.finish()
         finally:
             self._opened.close()
+
+
+def _row(dtype: str, shape: tuple[int, ...], offsets: tuple[int, int]) -> dict[str, Any]:
+    return {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": offsets}
 
 
 @dataclass(frozen=True, slots=True)

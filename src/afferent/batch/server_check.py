@@ -13,8 +13,10 @@ from afferent.batch import in_process
 from afferent.batch.media_model import RULES, Backend, MediaModel
 from afferent.batch.media_sources import as_file
 from afferent.batch.through_store import StoreSteps
-from afferent.errors import AfferentError, ConfigError
+from afferent.errors import AfferentError, ArenaTooSmall, ConfigError
 from afferent.media.decoded import Array, DecodedAudio, DecodedImage
+from afferent.media.families.plan import FeaturePlan
+from afferent.media.headers.probe import ImageHeader
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.client.steps import run
 from afferent.types import Modality
@@ -23,6 +25,7 @@ _TIMEOUT_S = 60.0
 _WORKERS_WITHIN_S = 5.0
 _POLL_S = 0.02
 _SIZE = (97, 61)
+_PLANNED_SIZES = ((640, 480), (1280, 960), (2560, 1920), (5120, 3840), (600, 5400))
 _NUM_SAMPLES = 16_000
 _NAME = "features-check"
 
@@ -32,6 +35,8 @@ def matching_model(model: MediaModel, address: str, *, backend: Backend | None) 
 
     The workers make the features of a small random item, which are compared with those that this
     process makes by each rule: features of another model, or other settings, would get our keys.
+    The plans of larger images are compared, too, because limits of an image's size show there.
+    Limits of videos are not compared.
 
     Args:
         model: The model as this process knows it.
@@ -43,11 +48,12 @@ def matching_model(model: MediaModel, address: str, *, backend: Backend | None) 
         StoreUnavailable: There is no store.
     """
     media = _random_item(model)
-    theirs = _by_server(model, address, as_file(media, "compact"))
+    theirs, their_plans = _by_server(model, address, as_file(media, "compact"))
     source = media.pixels if isinstance(media, DecodedImage) else media.samples
     for candidate in _candidates(model, backend):
         ours, _, _ = in_process.make(candidate, source, form="compact", modality=None)
-        if _are_equal(ours, theirs):
+        plans = [candidate.family.plan_exactly(header) for header in _planned_headers(model)]
+        if _are_equal(ours, theirs) and their_plans in (plans, []):
             return candidate
     raise ConfigError(
         f"the server of the store {address} makes other features than {model.folder} defines here: "
@@ -70,7 +76,17 @@ def _random_item(model: MediaModel) -> DecodedImage | DecodedAudio:
     return DecodedAudio(samples, model.family.sample_rate_hz)
 
 
-def _by_server(model: MediaModel, address: str, data: memoryview) -> dict[str, Array]:
+def _planned_headers(model: MediaModel) -> list[ImageHeader]:
+    """Return headers of images whose plans need no processor of `transformers`, which is slow."""
+    sizes = _PLANNED_SIZES if Modality.IMAGE in model.family.tokens else ()
+    headers = [ImageHeader(width, height) for width, height in sizes]
+    return [each for each in headers if model.family.plan(each) is not None]
+
+
+def _by_server(
+    model: MediaModel, address: str, data: memoryview
+) -> tuple[dict[str, Array], list[FeaturePlan]]:
+    """Return the features of a file, and `_plans_by_server`."""
     with DaemonStore(address, name=_NAME, writable=True) as store:
         deadline_s = time.monotonic() + _WORKERS_WITHIN_S
         while store.stat().num_workers == 0:  # they start, or are started again
@@ -86,13 +102,22 @@ def _by_server(model: MediaModel, address: str, data: memoryview) -> dict[str, A
         try:
             submitted = run(steps.submit(data, modality, key=key, may_wait=True))
             arrays, _ = run(steps.collect(submitted))
+            plans = _plans_by_server(steps, model)
         except AfferentError as error:
             raise ConfigError(
                 f"the server of the store {address} does not make features of {model.folder}: "
                 f"{error.message}"
             ) from error
         store.delete([key])
-    return arrays
+    return arrays, plans
+
+
+def _plans_by_server(steps: StoreSteps, model: MediaModel) -> list[FeaturePlan]:
+    """Return the plans of `_planned_headers`; none if the store has no space for any plan."""
+    try:
+        return [run(steps.planned_by_worker(each)) for each in _planned_headers(model)]
+    except ArenaTooSmall:
+        return []
 
 
 def _are_equal(ours: dict[str, Array], theirs: dict[str, Array]) -> bool:

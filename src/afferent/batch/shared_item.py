@@ -6,11 +6,13 @@ import itertools
 import os
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final, Self
 
 from msgspec import Struct, msgpack
 
 from afferent.batch.item_features import ItemFeatures, Producer
+from afferent.batch.pinned_trees import AsyncFeatureStore, FeatureStore, PinnedTree
 from afferent.errors import StaleHandle
 from afferent.store.block import codec, torch_tensors
 from afferent.store.client.daemon_store import DaemonStore
@@ -36,10 +38,10 @@ _packed_decoder = msgpack.Decoder(_Packed)
 class SharedItem:
     """Features of one item in a store: its name is its content, and its pickle has some 150 bytes.
 
-    `Features.share` makes it, with a pin that ends with this object, or by `release`. A pickled
-    copy pins nothing until `features` opens it: keep the original until then, or the item may be
-    evicted if the store needs the space. It can be sent by `multiprocessing`, a `DataLoader` or
-    Ray, to processes of the same node.
+    `Features.share` makes it, with a pin that ends with this object, by `release`, or with the
+    store. A pickled copy pins nothing until `features` opens it: keep the original until then, or
+    the item may be evicted if the store needs the space. It can be sent by `multiprocessing`, a
+    `DataLoader` or Ray, to processes of the same node.
 
     Attributes:
         key: Content key of the features: equal for equal items and settings.
@@ -47,7 +49,7 @@ class SharedItem:
         made_by: As for `ItemFeatures`.
     """
 
-    __slots__ = ("_address", "_tree", "key", "made_by", "nbytes")
+    __slots__ = ("_address", "_pinned", "key", "made_by", "nbytes")
 
     key: ContentKey
     nbytes: int
@@ -63,15 +65,21 @@ class SharedItem:
         self._address, self.key = found.address, ContentKey(found.key)
         self.nbytes = found.nbytes
         self.made_by = "transformers" if found.is_own else "afferent"
-        self._tree: dict[str, Any] | None = None
+        self._pinned: PinnedTree | None = None
 
     @classmethod
-    def pinned(cls, address: str, key: ContentKey, tree: dict[str, Any], made_by: Producer) -> Self:
-        """Return the reference to a tree of views, whose pin it keeps."""
+    def pinned(
+        cls,
+        store: FeatureStore | AsyncFeatureStore,
+        key: ContentKey,
+        tree: dict[str, Any],
+        made_by: Producer,
+    ) -> Self:
+        """Return the reference to a tree of views, whose pin it keeps until the store is lost."""
         nbytes = sum(int(each.nbytes) for name, each in tree.items() if name != _PROMPT)
         is_own = made_by == "transformers"
-        item = cls(encode(_Packed(address, key, nbytes, is_own)))
-        item._tree = tree
+        item = cls(encode(_Packed(store.address, key, nbytes, is_own)))
+        item._pinned = store.pinned_trees.add(tree)
         return item
 
     def features(self, *, tensors: codec.Library = "numpy") -> ItemFeatures:
@@ -84,7 +92,8 @@ class SharedItem:
             StaleHandle: They were evicted.
             StoreUnavailable: The store is gone.
         """
-        tree = self._tree if self._tree is not None else self._found()
+        pinned = self._pinned.tree if self._pinned is not None else None
+        tree = pinned if pinned is not None else self._found()
         views = {name: each for name, each in tree.items() if name != _PROMPT}
         if tensors == "torch":
             views = {name: torch_tensors.as_tensor(each) for name, each in views.items()}
@@ -101,7 +110,7 @@ class SharedItem:
 
     def release(self) -> None:
         """Release this object's own pin; views that it has returned keep theirs."""
-        self._tree = None
+        self._pinned = None
 
     def _found(self) -> Mapping[str, Any]:
         store = connections.to(self._address)
@@ -131,7 +140,8 @@ class SharedItem:
         return hash(self.key)
 
     def __repr__(self) -> str:
-        pinned = ", pinned" if self._tree is not None else ""
+        is_pinned = self._pinned is not None and self._pinned.tree is not None
+        pinned = ", pinned" if is_pinned else ""
         return f"<SharedItem {self.key.hex()[:12]}: {self.nbytes:,} bytes{pinned}>"
 
 
@@ -159,8 +169,23 @@ class _Connections:
         with self._lock:
             store = self._stores.get(address)
             if store is None:
+                self._drop_ended()
                 store = self._stores[address] = DaemonStore(address, name="shared-items")
             return store
+
+    def drop(self, address: str) -> None:
+        """End the connection to a store, if there is one; views stay valid."""
+        with self._lock:
+            store = self._stores.pop(address, None)
+        if store is not None:
+            store.close()
+
+    def _drop_ended(self) -> None:
+        """End the connections to stores that have ended for good, and have no socket any more."""
+        for address, store in list(self._stores.items()):
+            if not store.is_open and not Path(address).exists():
+                del self._stores[address]
+                store.close()
 
     def _clear(self) -> None:
         self._lock = threading.Lock()

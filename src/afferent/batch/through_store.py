@@ -6,6 +6,7 @@ Each item is one request of the store, so that its pins end with it.
 from __future__ import annotations
 
 import itertools
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,16 @@ import numpy as np
 
 from afferent import keys
 from afferent.batch.media_model import MediaModel
-from afferent.errors import AfferentError, InternalError, NotPermitted, StoreRestarted
+from afferent.errors import (
+    AfferentError,
+    DeadlineExceeded,
+    InternalError,
+    NotPermitted,
+    StoreFull,
+    StoreRestarted,
+)
 from afferent.media.decoded import Array
-from afferent.media.families.plan import Prompt
+from afferent.media.families.plan import FeaturePlan, Prompt
 from afferent.media.headers.probe import ImageBound, ImageHeader, probe_image
 from afferent.media.workers.jobs import (
     PLAN_NBYTES,
@@ -71,6 +79,7 @@ class StoreSteps:
             timeout_s: Longest wait for the features of one item.
         """
         self.verbs, self._model, self._timeout_s = verbs, model, timeout_s
+        self._has_waited = False  # for space of other clients, in vain
 
     def submit(
         self, data: memoryview, modality: Modality, *, key: ContentKey, may_wait: bool
@@ -83,7 +92,7 @@ class StoreSteps:
 
         Raises:
             InvalidMedia: The item can't be used.
-            StoreFull: There is no space now.
+            StoreFull: There is no space now, or none within a minute.
             ArenaTooSmall: The arena is too small for the item.
         """
         request = f"features-{next(_numbers)}"
@@ -92,6 +101,27 @@ class StoreSteps:
         except BaseException:
             self.verbs.forget(request)
             raise
+
+    def submit_pinned(
+        self, data: memoryview, modality: Modality, *, key: ContentKey, may_wait: bool
+    ) -> Steps[Submitted]:
+        """Submit an item whose features stay pinned, as those before it: see `submit`.
+
+        It waits only for the space of other clients, as this client's own pins don't end meanwhile;
+        and after a wait in vain not again, until there is space.
+
+        Raises:
+            StoreFull: There is no space now, or none within a minute.
+        """
+        try:
+            submitted = yield from self.submit(data, modality, key=key, may_wait=False)
+        except StoreFull as error:
+            if not may_wait or self._has_waited or not self._fits_beside_own(error):
+                raise
+            self._has_waited = True
+            submitted = yield from self.submit(data, modality, key=key, may_wait=True)
+        self._has_waited = False
+        return submitted
 
     def collect(self, submitted: Submitted) -> Steps[tuple[dict[str, Array], Prompt]]:
         """Return copies of the features, and the prompt; the item is released.
@@ -124,6 +154,20 @@ class StoreSteps:
         """Release an item that is not collected; never fails."""
         self.verbs.forget(submitted.request)
 
+    def planned_by_worker(self, header: ImageHeader) -> Steps[FeaturePlan]:
+        """Return the plan that a worker makes for an image of this size.
+
+        Raises:
+            ArenaTooSmall: The arena is too small for plans.
+        """
+        request = f"features-{next(_numbers)}"
+        try:
+            yield from self._reserve(request, [ReserveItem(ObjectKind.RECORDS, PLAN_NBYTES)])
+            planned = yield from self._ask(request, os.urandom(32), PlanImage(header), [])
+            return planned.plan
+        finally:
+            self.verbs.forget(request)
+
     def _begin(
         self,
         request: str,
@@ -135,12 +179,18 @@ class StoreSteps:
     ) -> Steps[Submitted]:
         planned = self._planned(data, modality)
         if may_wait:
-            yield from self._reserve(request, data, planned)
+            space = [ReserveItem(ObjectKind.RAW, len(data))]
+            if isinstance(planned, Planned):
+                space.append(ReserveItem(ObjectKind.FEATURES, planned.plan.nbytes))
+            yield from self._reserve(request, space)
         raw = yield from self._write(request, data)
         file = InputRange(0, len(data))
         if not isinstance(planned, Planned):
             job = PlanFile(modality, file) if planned is None else PlanImage(planned)
             planned = yield from self._ask(request, key, job, [raw] if planned is None else [])
+            if may_wait:
+                features = ReserveItem(ObjectKind.FEATURES, planned.plan.nbytes)
+                yield from self._reserve(request, [features])
         make = MakeFeatures(planned.header, file)
         nbytes = planned.plan.nbytes
         queued = Queue(key, ObjectKind.FEATURES, nbytes, [raw], encode(make), cost_us(make))
@@ -184,13 +234,21 @@ class StoreSteps:
         prompt = tuple(tree.pop("prompt"))
         return {name: np.array(view) for name, view in tree.items()}, prompt
 
-    def _reserve(
-        self, request: str, data: memoryview, planned: Planned | ImageHeader | None
-    ) -> Steps[None]:
-        space = [ReserveItem(ObjectKind.RAW, len(data))]
-        if isinstance(planned, Planned):
-            space.append(ReserveItem(ObjectKind.FEATURES, planned.plan.nbytes))
-        yield self.verbs.reserve(request, space, timeout_s=_WAIT_FOR_SPACE_S)
+    def _fits_beside_own(self, error: StoreFull) -> bool:
+        """Whether an item would fit if all other clients released their space."""
+        if (shortage := error.shortage) is None:
+            return False
+        own = [each for each in shortage.holders if each.client == self.verbs.client_number]
+        own_nbytes = sum(each.held_nbytes + each.reserved_nbytes for each in own)
+        return own_nbytes + shortage.requested_nbytes <= shortage.share_nbytes
+
+    def _reserve(self, request: str, space: list[ReserveItem]) -> Steps[None]:
+        try:
+            yield self.verbs.reserve(request, space, timeout_s=_WAIT_FOR_SPACE_S)
+        except DeadlineExceeded as error:
+            raise StoreFull(
+                f"no space was released in the store within {_WAIT_FOR_SPACE_S:.0f} s"
+            ) from error
 
     def _write(self, request: str, data: memoryview) -> Steps[Handle]:
         (handle,) = yield self.verbs.create(request, [CreateItem(ObjectKind.RAW, len(data))])
@@ -200,9 +258,7 @@ class StoreSteps:
         sealed: list[Handle] = yield self.verbs.seal(request, [SealItem(handle, len(data))])
         return sealed[0]
 
-    def _ask(
-        self, request: str, item: ContentKey, job: Job, inputs: list[Handle]
-    ) -> Steps[Planned]:
+    def _ask(self, request: str, item: bytes, job: Job, inputs: list[Handle]) -> Steps[Planned]:
         """Have a worker make a plan."""
         key = keys.frame(_PLAN_TAG, item)
         asked = Queue(key, ObjectKind.RECORDS, PLAN_NBYTES, inputs, encode(job), cost_us(job))

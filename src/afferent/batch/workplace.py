@@ -11,19 +11,19 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from afferent.batch.item_features import Form, ItemFeatures
+from afferent.batch.pinned_trees import AsyncFeatureStore, FeatureStore
+from afferent.batch.shared_item import SharedItem, connections
 from afferent.config import Limits
 from afferent.errors import ConfigError, NotPermitted, UnsupportedModel
 from afferent.media.families import hub
 from afferent.media.families.plan import Prompt
 from afferent.store.block import codec, torch_tensors
-from afferent.store.client.daemon_store import DaemonStore
 from afferent.types import ContentKey, Modality
 from afferent.wording import any_of
 
 if TYPE_CHECKING:
     from afferent.batch.media_model import Backend, MediaModel
     from afferent.batch.media_sources import Source
-    from afferent.batch.shared_item import SharedItem
     from afferent.batch.through_store import StoreSteps
     from afferent.batch.worker_pool import WorkerPool
 
@@ -158,7 +158,7 @@ class Workplace:
             raise NotPermitted("this Features is closed")
         self._check_pool()
 
-    def store(self) -> DaemonStore:
+    def store(self) -> FeatureStore:
         """Return this process's connection; a forked process opens its own.
 
         If the store of a function's address is gone, the function is called again.
@@ -177,7 +177,7 @@ class Workplace:
                 if former.address == address:  # it reconnects by itself
                     return former
                 former.close()
-            store = DaemonStore(address, name=STORE_NAME, writable=True)
+            store = FeatureStore(address, name=STORE_NAME, writable=True)
             self._opened = _Opened(os.getpid(), store)
             return store
 
@@ -229,11 +229,11 @@ class Workplace:
             arrays = {name: torch_tensors.as_tensor(each) for name, each in arrays.items()}
         return ItemFeatures(arrays, prompt=prompt, form=form, made_by=made_by, key=key)
 
-    def shared(self, address: str, key: ContentKey, tree: dict[str, Any]) -> SharedItem:
+    def shared(
+        self, store: FeatureStore | AsyncFeatureStore, key: ContentKey, tree: dict[str, Any]
+    ) -> SharedItem:
         """Return the reference to a tree of pinned views of a store."""
-        from afferent.batch.shared_item import SharedItem
-
-        return SharedItem.pinned(address, key, tree, self.model.producer("compact"))
+        return SharedItem.pinned(store, key, tree, self.model.producer("compact"))
 
     def _check_pool(self) -> None:
         if self._pool is not None:
@@ -246,6 +246,7 @@ class Workplace:
         if opened.store is not None and opened.pid == os.getpid():
             opened.store.close()
         if self._pool is not None and self._pool.is_here:
+            connections.drop(self._pool.address)
             self._pool.close()
 
 
@@ -254,7 +255,7 @@ class _Opened:
     """Connection of one process."""
 
     pid: int
-    store: DaemonStore | None
+    store: FeatureStore | None
 
 
 _NOT_OPENED: Final = _Opened(0, None)

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from afferent.batch.feature_maker import Features
 from afferent.batch.item_features import FailedItem
-from afferent.batch.item_routes import is_lost
 from afferent.batch.shared_item import SharedItem
-from afferent.errors import ConfigError, InvalidMedia
+from afferent.errors import AfferentError, ConfigError, InvalidMedia, Quarantined, WorkerDied
 from afferent.ray.node_stores import NodeStores
 from afferent.types import Modality
 
@@ -32,9 +31,12 @@ class FeatureMapper:
       with empty arrays for an item that failed, and ``num_embeds``, the item's tokens.
     - ``error``: the code and message of an item that can't be used; ``None`` for all others.
 
+    ``prefix`` comes before these names.
+
     An actor of Ray makes the features in its own process, with the CPUs that Ray gives it, or has
     them made by the workers of its node (`NodeStores`), and then needs few CPUs itself. A store
-    that is gone for longer than its restart takes ends the batch by an error, and is not an item's.
+    that stays full, or is gone for longer than its restart takes, ends the batch by an error, which
+    is not an item's.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class FeatureMapper:
         *,
         column: str,
         share: bool = False,
+        prefix: str = "",
         modality: Modality | None = None,
         **arguments: Any,
     ) -> None:
@@ -53,6 +56,7 @@ class FeatureMapper:
             column: Column with the items: paths, bytes of files, or arrays, as for `Features.make`.
             share: Leave the features in the store of the node, and return references. A reference
                 pins nothing in a dataset: `Features.open` makes evicted features again.
+            prefix: Begin of the names of all columns that are added, such as ``"left_"``.
             modality: As for `Features.make`.
             arguments: As for `Features`, with a model.
 
@@ -70,7 +74,8 @@ class FeatureMapper:
             raise ConfigError(
                 "share=True needs a store: give a NodeStores in the place of the model, or where="
             )
-        self._column, self._share, self._modality = column, share, modality
+        self._column, self._share, self._prefix = column, share, prefix
+        self._modality = modality
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return a batch with the columns of its features.
@@ -79,8 +84,8 @@ class FeatureMapper:
             batch: Columns as arrays, Ray's batch format ``"numpy"``.
 
         Raises:
-            ConfigError: The batch has no such column.
-            StoreUnavailable: The store is gone.
+            ConfigError: The batch has no such column, or has one that would be added.
+            Unavailable: The store is gone, or stays full.
         """
         if self._column not in batch:
             raise ConfigError(
@@ -92,13 +97,20 @@ class FeatureMapper:
             for each in results
         ]
         made = self._references(results) if self._share else self._tensors(results)
-        return {**batch, **made, "error": _column(errors)}
+        added = {f"{self._prefix}{name}": each for name, each in made.items()}
+        added[f"{self._prefix}error"] = _column(errors)
+        if taken := sorted(added.keys() & batch.keys()):
+            raise ConfigError(
+                f"the dataset has {', '.join(map(repr, taken))} already, which the features would "
+                f"replace: rename it, or give another prefix= (now {self._prefix!r})"
+            )
+        return {**batch, **added}
 
     def _results(self, sources: Any) -> Iterator[Any]:
         make = self._features.share_many if self._share else self._features.make_many
         in_flight = max(1, len(sources))
         for each in make(sources, modality=self._modality, in_flight=in_flight):
-            if isinstance(each, FailedItem) and is_lost(each.error):
+            if isinstance(each, FailedItem) and not _is_final(each.error):
                 raise each.error
             if isinstance(each, SharedItem):
                 each.release()  # views of a dead store's arena would keep us from the next store
@@ -131,6 +143,11 @@ class FeatureMapper:
         return {
             name: np.empty((0,) * len(spec.shape), spec.dtype) for name, spec in plan.specs.items()
         }
+
+
+def _is_final(error: AfferentError) -> bool:
+    """Whether an item is to blame for its error, so that a later try would not help."""
+    return not error.retryable or isinstance(error, WorkerDied | Quarantined)
 
 
 def _column(values: list[Any]) -> NDArray[Any]:

@@ -50,11 +50,14 @@ def render(trace: Trace, *, outcome: str, console: Console) -> None:
     copied = sum(span.copied_nbytes for span in trace.spans)
     table = Table(
         box=box.SIMPLE_HEAD,
-        title=f"[bold]{trace.request_id}[/]  {trace.what}  {outcome}  "
-        f"[bold]{total_ns / 1e6:.1f} ms[/]",
+        title=Text.assemble(
+            (_shown(trace.request_id), "bold"),
+            f"  {_shown(trace.what)}  {_shown(outcome)}  ",
+            (f"{total_ns / 1e6:.1f} ms", "bold"),
+        ),
         title_justify="left",
         title_style="",
-        caption="  ".join([*trace.items, f"{_size(copied)} copied in all"]),
+        caption=Text("  ".join([*map(_shown, trace.items), f"{_size(copied)} copied in all"])),
         caption_justify="left",
         pad_edge=False,
     )
@@ -70,14 +73,19 @@ def render(trace: Trace, *, outcome: str, console: Console) -> None:
         colour = COLOURS.get(span.process.split("-")[0], "green")
         table.add_row(
             Text("" if process == shown else process, style=colour),
-            span.stage.replace("_", " "),
+            Text(span.stage.replace("_", " ")),
             Text(_bar(span, trace.start_ns, total_ns), style=colour),
             f"{(span.end_ns - span.start_ns) / 1e6:.2f}",
             _size(span.copied_nbytes),
-            Text(span.note, style="dim"),
+            Text(_shown(span.note), style="dim"),
         )
         shown = process
     console.print(table)
+
+
+def _shown(text: str) -> str:
+    """Return a client's text without characters that could control the terminal."""
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
 def _bar(span: Span, start_ns: int, total_ns: int) -> str:

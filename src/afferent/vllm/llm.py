@@ -346,7 +346,7 @@ class LLM:
                 yield _Prepared(index, prompt, ())
             return
 
-        route = _Referring(self._features, tokens, lambda: self._collect_released(wait_s=0.0))
+        route = _Referring(self._features, tokens, self._has_released_all)
         # The pipeline is ahead by its items in flight: only these images are kept.
         all_images, images_again = tee(self._accepted(finder(prompt)) for _, prompt in prompts)
         in_flight = self._features._workplace.num_in_flight(None)
@@ -404,6 +404,11 @@ class LLM:
             for each in found:
                 each.release()
 
+    def _has_released_all(self) -> bool:
+        """Whether no prompt has images, so that the space of other processes is worth a wait."""
+        self._collect_released(wait_s=0.0)
+        return not self._num_held
+
     def _is_lost(self, item: _Prepared) -> bool:
         """Return whether features of a prompt were lost with a store daemon."""
         try:
@@ -430,14 +435,14 @@ class _Referring(ThroughStore[_Made]):
     """Way of an image to a reference, whose features stay pinned under its request."""
 
     def __init__(
-        self, features: Features, tokens: PromptTokens, before: Callable[[], object]
+        self, features: Features, tokens: PromptTokens, has_released_all: Callable[[], bool]
     ) -> None:
         super().__init__(features._workplace, ResultOptions("compact", "numpy", Modality.IMAGE))
-        self._tokens, self._before = tokens, before
+        self._tokens, self._has_released_all = tokens, has_released_all
 
     def submit(self, source: Any, *, may_wait: bool) -> InStore:
-        self._before()
-        return super().submit(source, may_wait=False)
+        has_released_all = self._has_released_all()
+        return self._submit_pinned(source, may_wait=may_wait and has_released_all)
 
     def collect(self, ticket: InStore) -> _Made:
         steps, submitted = ticket.steps, ticket.submitted
