@@ -18,6 +18,7 @@ import httpx2 as httpx
 import jsonschema
 import kubernetes_validate
 import pytest
+import websockets.sync.client
 import yaml
 from packaging.requirements import Requirement
 
@@ -27,6 +28,7 @@ import afferent.tier.main  # noqa: F401 - these modules declare metrics
 from afferent import cli, config, errors
 from afferent.operations.commands import health
 from afferent.telemetry.registry import REGISTRY
+from afferent.types import MiB
 from tests.ports import free_port
 from tests.server import Server, wait_until
 
@@ -324,10 +326,17 @@ def test_health_check_of_the_image_asks_what_a_server_answers(
     )
     assert json.loads(given) == ["python", "-m", "afferent.operations.commands.health"]
     port = server.url.rpartition(":")[2]
-    monkeypatch.setattr(health, "_COMMAND", tmp_path / "cmdline")
-    for number, status in ((port, 0), ("1", 1), ("0", 1)):
-        (tmp_path / "cmdline").write_text("\0".join(["afferent", "serve", "--port", number, ""]))
+    monkeypatch.setattr(health, "_PROCESSES", tmp_path)
+    for pid in ("1", "12"):
+        (tmp_path / pid).mkdir()
+    # Containers may share the pids, and process 1 is another server's.
+    (tmp_path / "1/cmdline").write_text("\0".join(["/bin/vllm", "serve", "--port", "1", ""]))
+    for verb, number, status in (("serve", port, 0), ("render", port, 0), ("serve", "1", 1)):
+        words = ["/bin/python", "/bin/afferent", verb, "--port", number, ""]
+        (tmp_path / "12/cmdline").write_text("\0".join(words))
         assert health.main() == status
+    (tmp_path / "12/cmdline").write_text("\0".join(["afferent", "serve", "--port", "0", ""]))
+    assert health.main() == 1
 
 
 def test_the_lock_has_all_that_is_declared() -> None:
@@ -445,6 +454,11 @@ def test_behind_nginx(server: Server, tmp_path: Path) -> None:
             with httpx.Client(base_url=f"https://localhost:{port}", verify=trusted) as client:
                 wait_until(lambda: answers(client))
                 ask_through(client)
+                # Longer than another body may be; this server stores no files.
+                assert client.post("/v1/files", content=bytes(65 * MiB)).status_code == 404
+            url = f"wss://localhost:{port}/v1/realtime"
+            with websockets.sync.client.connect(url, ssl=trusted) as live:
+                assert json.loads(live.recv(30))["type"] == "session.created"
         finally:
             nginx.terminate()
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from afferent import cli
-from afferent.operations.commands import machine
+from afferent.operations.commands import doctor, machine
 from tests.wrong_folders import make_folder
 
 SMALL = ["--port", "0", "--arena-nbytes", "64MiB"]
@@ -95,7 +95,7 @@ def test_keys_that_others_read_and_servers_that_ask_for_none(
 ) -> None:
     file = tmp_path / "afferent.toml"
     file.write_text('[[tenants]]\nname = "a"\napi_keys = ["aaaaaaaaaaaaaaaaaaaa"]\n')
-    for mode, level in ((0o644, "could be better"), (0o600, "ok")):
+    for mode, level in ((0o644, "could be better"), (0o640, "ok"), (0o600, "ok")):
         file.chmod(mode)
         _, found = examine("--config", str(file), "--host", "0.0.0.0", capsys=capsys)
         assert (found["file"]["level"], found["keys"]["level"]) == (level, "ok")
@@ -112,6 +112,21 @@ def test_any_secret_that_others_read_is_found(
     file.chmod(0o644)
     _, found = examine("--config", str(file), capsys=capsys)
     assert found["file"]["level"] == "could be better"
+
+
+def test_shared_memory_is_needed_by_a_vllm_that_is_started_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    needed: list[bool] = []
+
+    def findings(*, needs_shm: bool, **_: object) -> list[machine.Finding]:
+        needed.append(needs_shm)
+        return []
+
+    monkeypatch.setattr(doctor, "findings", findings)
+    for engine in (["--engine-url", "http://127.0.0.1:1"], []):
+        cli.main(["doctor", "--json", *SMALL, "--engine", "vllm", *engine])
+    assert needed == [False, True]
 
 
 @pytest.fixture

@@ -98,8 +98,8 @@ SHARE_MUTANTS: Final = (
     Mutant(
         what="items of two tenants have one name",
         file="proxy/inline_stage.py",
-        old="keys.frame(_TAG, tenant.encode(), *options)",
-        new="keys.frame(_TAG, *options)",
+        old="keys.frame(_TAG, tenant.encode(), *document.named_options)",
+        new="keys.frame(_TAG, *document.named_options)",
         tests=("tests/proxy/test_item_names.py",),
     ),
     Mutant(
@@ -112,8 +112,8 @@ SHARE_MUTANTS: Final = (
     Mutant(
         what="a body that holds room may stop coming",
         file=_BODY,
-        old="            if announced and not self._buffer.is_on_heap:\n",
-        new="            if announced is None:\n",
+        old="        if not announced or self._buffer.is_on_heap:\n",
+        new="        if announced or self._buffer.is_on_heap:\n",
         tests=_ROOM_TESTS,
     ),
     Mutant(

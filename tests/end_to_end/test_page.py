@@ -129,8 +129,9 @@ def test_strangers_are_refused(page: str) -> None:
     port = page.rpartition(":")[2]
     rebound = plain_http.get(f"{page}/views", headers={"host": f"evil.example:{port}"})
     assert rebound.status_code == 421
-    other = {**SAME_ORIGIN, "origin": "https://evil.example"}
-    assert plain_http.post(f"{page}/ask", headers=other, json={}).status_code == 403
+    other = {"content-type": "application/json", "origin": "https://evil.example"}
+    for site in ({}, {"sec-fetch-site": "cross-site"}):  # of an old browser, and of a new one
+        assert plain_http.post(f"{page}/ask", headers={**other, **site}, json={}).status_code == 403
 
 
 def test_nobody_is_asked_while_nobody_looks(server: Server, page: str) -> None:

@@ -112,6 +112,22 @@ async def test_who_was_killed_is_missing_and_the_others_are_seen(
 
 
 @in_loop
+async def test_statistics_of_the_engine_outlast_a_killed_frontend(
+    store: StoreServer, tmp_path: Path
+) -> None:
+    stats = EngineStats(1, 2, 3)
+    (tmp_path / f"{SOCKET_NAME}-00000000.sock").touch()  # the first address, of a dead process
+    async with (
+        frontend(tmp_path, store, journal("ok"), stats=stats),
+        observing(tmp_path) as observer,
+    ):
+        await observer.observe()
+        for _ in range(2):
+            (answer,) = (await observer.observe()).frontends
+            assert answer.engine == stats
+
+
+@in_loop
 async def test_a_frontend_that_hangs_is_not_waited_for_long(
     store: StoreServer, tmp_path: Path
 ) -> None:

@@ -98,6 +98,13 @@ def test_other_pages_can_not_ask(headers: dict[str, str]) -> None:
     assert ask("GET", "/views", sent).status_code == 403
 
 
+def test_page_behind_a_tls_proxy_that_sends_another_host_can_ask() -> None:
+    sent = {"content-type": "application/json", "origin": "https://page.example.org", **PAGE}
+    assert ask("POST", "/ask", sent, body=b"{}").status_code not in (401, 403, 421)
+    sent["host"] = "evil.example"
+    assert ask("POST", "/ask", sent, body=b"{}").status_code == 421
+
+
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
 def test_what_a_form_can_send_is_no_question(kind: str) -> None:
     sent = {**PAGE, "content-type": kind}

@@ -97,6 +97,24 @@ def test_above_all_bounds_is_the_highest() -> None:
     assert change.quantile(0.5, "afferent_admission_seconds") == 0.4
 
 
+def test_rates_after_a_restart_of_the_store_are_unknown() -> None:
+    """The new store's counts may be larger than the old one's: no rate is computed from both."""
+    told = journal("ok")
+    before, after = (
+        observation(
+            report(told),
+            taken_s=taken_s,
+            statistics=statistics(segment=segment),
+            readings=metrics(hits=hits, made=0, waits=[]).readings(),
+        )
+        for taken_s, segment, hits in ((10.0, 1, 100), (12.0, 2, 900))
+    )
+    seen = view(before, after)
+    assert (seen.over_s, seen.hit_rate) == (0.0, None)
+    assert figure(seen, "Media", "items") == 0.0
+    assert seen.savings.num_items["hit"] == 900
+
+
 def test_a_view_of_a_server_at_work() -> None:
     told = journal("ok", "store_full", "")
     old, new = statistics(), statistics()

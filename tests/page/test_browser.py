@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -278,6 +279,61 @@ def test_a_page_that_is_lost_comes_back(browser: Any, server: Server) -> None:
         shown.wait_live()
         assert all("ERR_" in each or "network" in each.lower() for each in shown.complaints)
         shown.complaints.clear()
+
+
+@contextlib.contextmanager
+def muted_proxy(url: str) -> Iterator[tuple[str, threading.Event]]:
+    """Forward connections; once the event is set, those that exist are silent, and stay open."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    is_muted, sockets = threading.Event(), list[socket.socket]()
+
+    def pass_requests(
+        client: socket.socket, server: socket.socket, is_old: threading.Event
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while (data := client.recv(1 << 16)) and not is_old.is_set():
+                server.sendall(data)
+            client.shutdown(socket.SHUT_RDWR)  # a request on an old connection is sent again
+
+    def pass_answers(client: socket.socket, server: socket.socket, is_old: threading.Event) -> None:
+        with contextlib.suppress(OSError):
+            while data := server.recv(1 << 16):
+                if not is_old.is_set():
+                    client.sendall(data)
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client = listener.accept()[0]
+                server = socket.create_connection((host, int(port)))
+                sockets.extend((client, server))
+                is_old = threading.Event() if is_muted.is_set() else is_muted
+                for work in (pass_requests, pass_answers):
+                    pair = (client, server, is_old)
+                    threading.Thread(target=work, args=pair, daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", is_muted
+        listener.shutdown(socket.SHUT_RDWR)
+        for each in sockets:
+            each.close()
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_a_page_whose_connection_is_silent_opens_another(
+    browser: Any, server: Server, is_asked: bool
+) -> None:
+    with muted_proxy(page_of(server)) as (url, is_muted), tab(browser, url) as shown:
+        shown.wait_live()
+        is_muted.set()
+        if is_asked:  # the button works at any time
+            shown.page.locator("#again").dispatch_event("click")
+            said = "it tries again now"
+        else:
+            said = "nothing has arrived for"
+        shown.page.get_by_role("alert").filter(has_text=said).wait_for()
+        shown.wait_live()
 
 
 def test_a_key_is_asked_for(browser: Any, red_circle: Path) -> None:

@@ -23,6 +23,7 @@ def ask(
     names: frozenset[str] = own_names("127.0.0.1"),
     origins: tuple[str, ...] = (),
     is_loopback: bool = True,
+    path: str = "/v1/chat/completions",
 ) -> httpx.Response:
     async def run() -> httpx.Response:
         app: Any = BrowserGuard(
@@ -30,7 +31,7 @@ def ask(
         )
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}") as client:
-            return await client.request(method, "/v1/chat/completions", headers=headers)
+            return await client.request(method, path, headers=headers)
 
     return asyncio.run(run())
 
@@ -57,14 +58,31 @@ def test_guard_foreign_name_on_loopback_is_refused_with_the_setting(host: str) -
 def test_guard_page_whose_name_leads_here_is_refused(method: str) -> None:
     """DNS rebinding: the page's origin is this server, by a name that is not configured."""
     rebound = {"host": "evil.example:8000", "origin": "http://evil.example:8000"}
-    for is_here in (True, False):
-        answer = ask(rebound, method=method, is_loopback=is_here)
+    for is_here, more in ((True, {}), (False, {}), (False, {"sec-fetch-site": "same-origin"})):
+        answer = ask({**rebound, **more}, method=method, is_loopback=is_here)
         assert answer.status_code == 421
         assert "--allowed-hosts" in answer.json()["error"]["message"]
     names = own_names("0.0.0.0") | {"evil.example"}
     assert ask(rebound, method=method, names=names, is_loopback=False).status_code == 200
     allowed = ("http://evil.example:8000",)
     assert ask(rebound, method=method, origins=allowed, is_loopback=False).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/files", "/v1/files/file-1/content", "/v1/uploads/upload-1", "/V1//files/"]
+)
+def test_guard_stored_files_are_not_read_by_an_unknown_name(path: str) -> None:
+    """DNS rebinding: a browser sends a `GET` to the page's own origin without `Origin`."""
+    unknown = {"host": "evil.example:8000"}
+    names = own_names("0.0.0.0") | {"llm.example.org"}
+    answer = ask(unknown, method="GET", path=path, names=names, is_loopback=False)
+    assert answer.status_code == 421
+    assert "--allowed-hosts" in answer.json()["error"]["message"]
+    for host in ("llm.example.org", "10.1.2.3:8000", HOST):
+        known = ask({"host": host}, method="GET", path=path, names=names, is_loopback=False)
+        assert known.status_code == 200
+    models = ask(unknown, method="GET", path="/v1/models", names=names, is_loopback=False)
+    assert models.status_code == 200
 
 
 @pytest.mark.parametrize("host", ["10.1.2.3:8000", "[fd00::1]:8000", HOST])
@@ -102,6 +120,7 @@ def test_guard_page_of_another_origin_is_refused(headers: dict[str, str], method
         {},
         {"origin": f"http://{HOST}"},
         {"origin": f"http://{HOST}", "sec-fetch-site": "same-origin"},
+        {"origin": "https://llm.example.org:8443", "sec-fetch-site": "same-origin"},
         {"sec-fetch-site": "none"},
     ],
 )
@@ -127,6 +146,7 @@ def test_guard_websocket_of_another_origin_is_refused() -> None:
 
     scope = {
         "type": "websocket",
+        "path": "/v1/realtime",
         "headers": [(b"host", HOST.encode()), (b"origin", b"http://evil.example")],
         "extensions": {"websocket.http.response": {}},
     }

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from afferent import cli
+from afferent.operations.commands import tier
+from afferent.tier.folder_tier import FolderTier
 from afferent.tier.registry import open_tier
 from afferent.tier.sealed import Sealer
 from afferent.tier.vault import Body, Vault
@@ -99,6 +102,25 @@ def test_evict(
     assert cli.main(["tier", "evict", *arguments]) == 0
     said = stat(capsys)
     assert (said["num_objects"], said["num_strangers"]) == (left, num_strangers)
+
+
+def test_evict_of_many_deletes_them_in_parts_each_with_its_own_timeout(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts: list[int] = []
+    delete_many = FolderTier.delete_many
+
+    def counted(self: FolderTier, names: Sequence[bytes], *, deadline_s: float) -> int:
+        assert deadline_s == 1000.0 * (len(parts) + 1)
+        parts.append(len(names))
+        return delete_many(self, names, deadline_s=LONG_S)
+
+    monkeypatch.setattr(tier, "_NUM_AT_ONCE", 3)
+    monkeypatch.setattr(tier, "_soon", lambda: 1000.0 * (len(parts) + 1))
+    monkeypatch.setattr(FolderTier, "delete_many", counted)
+    assert cli.main(["tier", "evict", "--all"]) == 0
+    assert "deleted 4 objects" in capsys.readouterr().out
+    assert parts == [3, 1]
 
 
 @pytest.mark.parametrize(

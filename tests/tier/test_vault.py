@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
 from afferent.errors import TierUnavailable
+from afferent.tier import vault as vault_module
 from afferent.tier.claims import HeldClaims
 from afferent.tier.protocol import PART_NBYTES, Tier, Value
 from afferent.tier.sealed import Sealer
@@ -173,7 +175,7 @@ def test_what_came_before_the_tier_failed_counts(vault: Vault, lying: Lying) -> 
 def test_heads_are_listed_and_strangers_told_apart(vault: Vault, lying: Lying) -> None:
     put(vault)
     lying.values[b"x" * 32] = Value(b"x" * 32, b"of somebody else", BODY)
-    listed = [head for _, head in vault.heads(deadline_s=LONG_S)]
+    listed = [head for _, head in vault.heads(timeout_s=LONG_S)]
     assert sorted(head.key if head else b"" for head in listed) == [b"", KEY]
 
 
@@ -186,3 +188,25 @@ def test_node_does_not_wait_for_a_claim_of_its_own(vault: Vault) -> None:
     claims.give_back(KEY, 1.0)
     assert others.claim([(KEY, 5.0)], deadline_s=LONG_S) == [True]
     assert claims.claim([(KEY, 5.0)], deadline_s=LONG_S) == [False]
+
+
+def test_heads_of_many_values_may_take_longer_than_the_timeout_of_one_answer(
+    vault: Vault, lying: Lying, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [ContentKey(bytes([number]) * 32) for number in range(3)]
+    for key in keys:
+        put(vault, key, BODY[:9])
+    now_s = 0.0
+
+    def takes_20_s(deadline_s: float) -> None:
+        nonlocal now_s
+        now_s += 20.0
+        if now_s > deadline_s:
+            raise TierUnavailable("no answer in time")
+
+    monkeypatch.setattr(vault_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    lying.faults["look-up"] = takes_20_s
+    heads = list(vault.heads(timeout_s=30.0))
+    assert {head.key for _, head in heads if head is not None} == set(keys)
+    with pytest.raises(TierUnavailable):
+        list(vault.heads(timeout_s=19.0))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import replace
+from functools import partial
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -31,6 +33,7 @@ _LEAST_KNOWN_NBYTES = 64 << 10
 _LEAST_EARLY_NBYTES = 256 << 10
 _LEAST_LEFT_NBYTES = 1 << 20
 """Smaller images, and those near the end of a body, are not begun early: it would not be faster."""
+_TOO_SLOW = "the body did not arrive in time"
 _SMALL_NBYTES = 1 << 20
 _SMALL_TIMEOUT_S = 30.0
 _LARGE_NBYTES, _FIRST_NBYTES = 1 << 20, 64 << 10
@@ -83,6 +86,8 @@ class BodyReader:
             paths=paths,
         )
         self._num_read = self._num_cut = 0
+        self._reserved: tuple[float, int] | None = None
+        """What was left of the body's time at the reservation, and what had been read."""
         self._knows = knows
         self._num_looked_up = self._num_known = 0
         self._digests: dict[int, bytes] = {}  # of items that were looked up
@@ -130,7 +135,8 @@ class BodyReader:
         if not may_leave_out:
             self._check_size(announced or 0)
         pace = Pace()
-        async for chunk in self._chunks(request, announced):
+        most_wait_s = partial(self._most_wait_s, announced)
+        async for chunk in timely_chunks(request, self._limits, most_wait_s=most_wait_s):
             self._num_read += len(chunk)
             if not may_leave_out:
                 self._check_size(self._num_read)
@@ -253,31 +259,58 @@ class BodyReader:
             new = " besides known media" if self._num_known else ""
             raise BodyTooLarge(f"the body has more than {most} bytes{new} (--max-body-nbytes)")
 
-    async def _chunks(self, request: Request, announced: int | None) -> AsyncIterator[bytes]:
-        """Yield the body's chunks within its timeouts; waits for space do not count."""
-        idle_s, in_all_s = self._limits.body_idle_timeout_s, self._limits.body_timeout_s
-        left_s, has_more = in_all_s, True
-        reserved: tuple[float, int] | None = None  # the time and the bytes at the reservation
-        while has_more:
-            start_s, within_s = time.monotonic(), min(idle_s, left_s)
-            if announced and not self._buffer.is_on_heap:
-                before_s, num_before = reserved = reserved or (left_s, self._num_read)
-                behind_s = before_s - left_s - in_all_s * (self._num_read - num_before) / announced
-                if behind_s > _SLOW_GRACE_S + _SHORTEST_WAIT_S:  # it has had its last chance
-                    raise BodyTooSlow("the body did not arrive in time")
-                within_s = min(within_s, max(_SLOW_GRACE_S - behind_s, _SHORTEST_WAIT_S))
-            try:
-                async with asyncio.timeout(within_s):
-                    message = await request.receive()
-            except TimeoutError:
-                raise BodyTooSlow("the body did not arrive in time") from None
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            left_s -= time.monotonic() - start_s
-            if left_s <= 0:
-                raise BodyTooSlow("the body did not arrive in time")
-            yield message.get("body", b"")
-            has_more = message.get("more_body", False)
+    def _most_wait_s(self, announced: int | None, left_s: float) -> float:
+        """Return how long the next bytes may take, in seconds, ``left_s`` before the body's end.
+
+        Raises:
+            BodyTooSlow: The body has a reservation, and is too far behind.
+        """
+        if not announced or self._buffer.is_on_heap:
+            return left_s
+        before_s, num_before = self._reserved = self._reserved or (left_s, self._num_read)
+        in_all_s = self._limits.body_timeout_s
+        behind_s = before_s - left_s - in_all_s * (self._num_read - num_before) / announced
+        if behind_s > _SLOW_GRACE_S + _SHORTEST_WAIT_S:  # it has had its last chance
+            raise BodyTooSlow(_TOO_SLOW)
+        return min(left_s, max(_SLOW_GRACE_S - behind_s, _SHORTEST_WAIT_S))
+
+
+async def timely_chunks(
+    request: Request,
+    limits: RequestLimits,
+    *,
+    min_nbytes_per_s: float = math.inf,
+    most_wait_s: Callable[[float], float] = lambda left_s: left_s,
+) -> AsyncIterator[bytes]:
+    """Yield a body's chunks within its timeouts; the time between two of them does not count.
+
+    Args:
+        min_nbytes_per_s: Slowest rate of a body that lasts longer than ``body_timeout_s``; by
+            default, none may.
+        most_wait_s: Returns how long the next chunk may take, by what is left of the body's time;
+            both in seconds.
+
+    Raises:
+        BodyTooSlow: The client stopped sending, or is too slow.
+        ClientDisconnect: The client has gone.
+    """
+    left_s, has_more = limits.body_timeout_s, True
+    while has_more:
+        start_s = time.monotonic()
+        try:
+            async with asyncio.timeout(min(limits.body_idle_timeout_s, most_wait_s(left_s))):
+                message = await request.receive()
+        except TimeoutError:
+            raise BodyTooSlow(_TOO_SLOW) from None
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk = message.get("body", b"")
+        left_s += len(chunk) / min_nbytes_per_s
+        left_s -= time.monotonic() - start_s
+        if left_s <= 0:
+            raise BodyTooSlow(_TOO_SLOW)
+        yield chunk
+        has_more = message.get("more_body", False)
 
 
 async def read_small_body(request: Request) -> bytes:

@@ -31,8 +31,9 @@ from afferent.proxy import counting, media_locations
 from afferent.proxy.answer_headers import with_report
 from afferent.proxy.app_settings import AppSettings
 from afferent.proxy.auth import Access
-from afferent.proxy.body import BodyReader, announced_nbytes
+from afferent.proxy.body import BodyReader, announced_nbytes, timely_chunks
 from afferent.proxy.body_stream import BodyStream
+from afferent.proxy.browsers import is_preflight
 from afferent.proxy.dialects import DIALECTS, NONE, Dialect
 from afferent.proxy.http_server.exchange import hang_up
 from afferent.proxy.inline_stage import Inlined, InlineStage
@@ -162,7 +163,8 @@ class Passage:
 
     async def _pass_on(self, exchange: _Exchange) -> None:
         request, trace = exchange.request, exchange.trace
-        await exchange.own.admit(request.headers, exchange.scope)
+        if not is_preflight(request.method, request.headers) or _has_body(request):
+            await exchange.own.admit(request.headers, exchange.scope)
         exchange.load = await self._load.look(exchange.scope["headers"])
         trace.media = "none"
         _check_target(exchange.scope)
@@ -348,9 +350,10 @@ class Passage:
 
     async def _streamed(self, exchange: _Exchange) -> AsyncIterator[bytes]:
         """Yield a body that is not JSON: a file to transcribe, for example."""
-        most, nbytes = self._settings.limits_of(exchange.share).max_body_nbytes, 0
+        limits, nbytes = self._settings.limits_of(exchange.share), 0
+        most = limits.max_body_nbytes
         try:
-            async for chunk in exchange.request.stream():
+            async for chunk in timely_chunks(exchange.request, limits):
                 nbytes += len(chunk)
                 if nbytes > most:
                     raise BodyTooLarge(f"the body has more than {most} bytes (--max-body-nbytes)")

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import mimetypes
 import re
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from afferent.config import RequestLimits
-from afferent.errors import BodyTooLarge, BodyTooSlow, InvalidRequest
+from afferent.errors import BodyTooLarge, InvalidRequest
 from afferent.files.file_store import FileStore, Incoming
 from afferent.files.stored_file import MAX_NAME, StoredFile
+from afferent.proxy.body import timely_chunks
 from afferent.types import KiB, MiB
 
 _PIECE_NBYTES: Final = MiB
@@ -124,7 +123,8 @@ class FormReader:
         return Form(incoming, self._fields, *described(name, media_type))
 
     async def _receive(self, incoming: Incoming) -> None:
-        async for chunk in self._chunks():
+        rate = _LEAST_NBYTES_PER_S
+        async for chunk in timely_chunks(self._request, self._limits, min_nbytes_per_s=rate):
             try:
                 self._parser.write(chunk)
             except FormParserError as error:
@@ -141,24 +141,6 @@ class FormReader:
         data, self._pending = bytes(self._pending), bytearray()
         if data:
             await self._store.run(partial(incoming.write, data))
-
-    async def _chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body; each wait and the average rate are limited."""
-        start_s, nbytes, has_more = time.monotonic(), 0, True
-        while has_more:
-            try:
-                async with asyncio.timeout(self._limits.body_idle_timeout_s):
-                    message = await self._request.receive()
-            except TimeoutError:
-                raise BodyTooSlow("the body did not arrive in time") from None
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            nbytes += len(message.get("body", b""))
-            allowed_s = self._limits.body_timeout_s + nbytes / _LEAST_NBYTES_PER_S
-            if time.monotonic() - start_s > allowed_s:
-                raise BodyTooSlow(f"the body has fewer than {_LEAST_NBYTES_PER_S} bytes a second")
-            yield message.get("body", b"")
-            has_more = message.get("more_body", False)
 
     # Callbacks of the parser
 

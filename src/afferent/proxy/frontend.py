@@ -41,7 +41,7 @@ from afferent.media.headers.probe import Accepted
 from afferent.proxy.app import UpstreamFrontend
 from afferent.proxy.app_settings import AppSettings
 from afferent.proxy.auth import KEY_HEADERS, Access
-from afferent.proxy.browsers import BrowserGuard
+from afferent.proxy.browsers import BrowserGuard, with_cors
 from afferent.proxy.counting import count_lateness
 from afferent.proxy.doors import Doors
 from afferent.proxy.exchange import Passage
@@ -90,7 +90,7 @@ async def _run(child: ChildProcess, settings: FrontendSettings) -> None:
     if not isinstance(kind, UpstreamKind):
         raise ConfigError(f"the engine {settings.config.engine!r} is no upstream")
     async with kind.connect(link_of(kind, settings), caller_of(child, settings)) as upstream:
-        await serve(child, settings, partial(_in_front, upstream), is_upstream=True)
+        await serve(child, settings, partial(in_front, upstream), is_upstream=True)
 
 
 def link_of(kind: Backend[Any, Link], settings: FrontendSettings) -> Link:
@@ -275,7 +275,7 @@ async def _hear_of_engine(has_engine: Callable[[], bool]) -> None:
                 await asyncio.sleep(_LOOK_AGAIN_S)
 
 
-def _in_front(upstream: Upstream, base: Parts) -> Made:
+def in_front(upstream: Upstream, base: Parts) -> Made:
     """Make the application with an upstream's APIs; media are replaced by media handles."""
     settings, folder, family = base.app_settings, base.folder, base.settings.family
     tokens = None
@@ -336,7 +336,11 @@ def _in_front(upstream: Upstream, base: Parts) -> Made:
         files=file_app(files) if files is not None or upstream.reads_arena else None,
     )
     return Made(
-        app, stage.close, upstream.stats, lambda: upstream.is_ready, websocket_paths=SOCKET_PATHS
+        with_cors(app, settings.cors_origins),
+        stage.close,
+        upstream.stats,
+        lambda: upstream.is_ready,
+        websocket_paths=SOCKET_PATHS,
     )
 
 

@@ -6,6 +6,7 @@ An invalid value is deleted and counted, and treated as absent: the caller makes
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -186,10 +187,18 @@ class Vault:
     def name_of(self, key: ContentKey) -> bytes:
         return self._sealer.name_of(key)
 
-    def heads(self, *, deadline_s: float) -> Iterator[tuple[bytes, Head | None]]:
-        """Yield all names with their headers; ``None`` if this fleet has not sealed the value."""
-        for name in self.tier.names(deadline_s=deadline_s):
-            (found,) = self.tier.exists_many([name], deadline_s=deadline_s)
+    def heads(self, *, timeout_s: float) -> Iterator[tuple[bytes, Head | None]]:
+        """Yield all names with their headers; ``None`` if this fleet has not sealed the value.
+
+        Args:
+            timeout_s: Of the list of names, and then of each look-up.
+
+        Raises:
+            TierUnavailable: It has no answer in time.
+        """
+        # All at once: the list's deadline must not depend on the caller.
+        for name in list(self.tier.names(deadline_s=time.monotonic() + timeout_s)):
+            (found,) = self.tier.exists_many([name], deadline_s=time.monotonic() + timeout_s)
             if found is None:
                 continue
             try:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
@@ -30,15 +29,15 @@ from afferent.builtin.pipeline.pipeline import Pipeline
 from afferent.errors import InvalidRequest
 from afferent.files.file_store import FileStore
 from afferent.proxy import item_lookup
-from afferent.proxy.answer_headers import REPORTED
 from afferent.proxy.app_settings import AppSettings
 from afferent.proxy.auth import Access
+from afferent.proxy.browsers import with_cors
 from afferent.proxy.dialects import NONE
 from afferent.proxy.file_api import FileApi, refused
 from afferent.proxy.item_lookup import ItemLookup
 from afferent.proxy.load import LoadReports
 from afferent.proxy.request_scope import RequestScopes
-from afferent.proxy.responses import IGNORED, json_answer, new_id, path_of, refusal
+from afferent.proxy.responses import json_answer, new_id, path_of, refusal
 from afferent.proxy.tenancy import Tenancy
 from afferent.proxy.welcome import hint_for, is_of_files, welcome
 from afferent.runtime.heartbeat import Board
@@ -128,27 +127,12 @@ class Frontend:
         pages = [Route(path, self._welcome) for path in ("/", "/docs")]
         app = Starlette(
             routes=[*self._routes, *pages, WebSocketRoute(REALTIME.path, self._live.serve)],
-            middleware=self._middleware(),
+            middleware=[Middleware(with_cors, self._cors_origins)],
             exception_handlers={HTTPException: self._refuse},
         )
         # A redirect would follow the client's own `Host`, before it has shown a key.
         app.router.redirect_slashes = False
         return app
-
-    def _middleware(self) -> list[Middleware]:
-        """Return the middleware that answers CORS requests of browsers."""
-        if not self._cors_origins:
-            return []
-        return [
-            Middleware(
-                CORSMiddleware,
-                allow_origins=self._cors_origins,
-                allow_methods=["GET", "POST", "DELETE"],
-                allow_headers=["*"],
-                expose_headers=["x-request-id", "request-id", "retry-after", IGNORED, *REPORTED],
-                max_age=600,
-            )
-        ]
 
     async def _describe(self, _: Request) -> Response:
         """This document."""

@@ -53,11 +53,12 @@ def _examine(args: argparse.Namespace, load: Callable[[], Loaded]) -> Iterator[F
     yield _exposure(loaded)
     if (readable := _readable(loaded, args.config)) is not None:
         yield readable
-    is_parallel = dict(loaded.values()).get("tensor_parallel_size", 1) != 1
+    values = dict(loaded.values())
+    is_parallel = values.get("tensor_parallel_size", 1) != 1
     yield from findings(
         num_workers=config.preprocess_workers,
         extras=["engine"],
-        needs_shm=config.engine == "vllm" or is_parallel,
+        needs_shm=is_parallel or (config.engine == "vllm" and not values.get("engine_url")),
     )
     asked = [
         judged("port", lambda: _port(loaded), "--port with another, or 0 for a free one"),
@@ -95,10 +96,10 @@ def _readable(loaded: Loaded, file: Path | None) -> Finding | None:
     secrets = [key for key, one in known.items() if one.is_secret or key == "tenants"]
     if file is None or not any(loaded.sources.get(key) == str(file) for key in secrets):
         return None
-    if not file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-        return Finding(what="file", level="ok", found=f"only its owner reads {file}")
-    found = f"others can read {file}, and keys are in it"
-    return Finding(what="file", level="could be better", found=found, mend=f"chmod 600 {file}")
+    if not file.stat().st_mode & stat.S_IROTH:
+        return Finding(what="file", level="ok", found=f"only its owner and group read {file}")
+    found = f"all users can read {file}, and keys are in it"
+    return Finding(what="file", level="could be better", found=found, mend=f"chmod o-r {file}")
 
 
 def _port(loaded: Loaded) -> str:

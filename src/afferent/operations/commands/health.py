@@ -1,4 +1,4 @@
-"""Health check of a container: requests ``/health`` from the server that is process 1.
+"""Health check of a container: requests ``/health`` from the container's server.
 
     python -m afferent.operations.commands.health
 
@@ -8,6 +8,7 @@ The port is found as `afferent serve` finds it: by flag, environment or file.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ipaddress
 import sys
 import urllib.request
@@ -18,7 +19,9 @@ from afferent import config
 from afferent.errors import ConfigError
 
 _TIMEOUT_S = 2.0
-_COMMAND = Path("/proc/1/cmdline")
+_PROCESSES = Path("/proc")
+_SERVERS = ("serve", "render")
+_BEGINS = [["afferent", word] for word in _SERVERS]
 
 
 def health_url(command: Sequence[str]) -> str:
@@ -27,7 +30,8 @@ def health_url(command: Sequence[str]) -> str:
     Raises:
         ConfigError: Its settings can't be read, or the system chose its port.
     """
-    arguments = command[command.index("serve") + 1 :] if "serve" in command else ()
+    start = next((at for at, word in enumerate(command) if word in _SERVERS), len(command))
+    arguments = command[start + 1 :]
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for flag in ("--host", "--port"):
         parser.add_argument(flag)
@@ -51,10 +55,24 @@ def _reachable(host: str) -> str:
     return f"[{host}]" if address.version == 6 else host
 
 
+def _command() -> list[str]:
+    """Return the command line of the server; empty if there is none.
+
+    It is not always process 1: containers may share a namespace of pids.
+    """
+    for file in sorted(_PROCESSES.glob("[0-9]*/cmdline"), key=lambda each: int(each.parent.name)):
+        with contextlib.suppress(OSError):  # the process has ended
+            words = file.read_text(errors="replace").split("\0")
+            names = [word.rpartition("/")[2] for word in words]
+            if any(names[at : at + 2] in _BEGINS for at in range(len(names))):
+                return words
+    return []
+
+
 def main() -> int:
     """Return 0 if the server is healthy."""
     try:
-        url = health_url(_COMMAND.read_text().split("\0"))
+        url = health_url(_command())
         urllib.request.urlopen(url, timeout=_TIMEOUT_S).close()  # noqa: S310 it is http
     except (OSError, ConfigError) as error:
         print(f"unhealthy: {error}", file=sys.stderr)

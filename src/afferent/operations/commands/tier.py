@@ -22,6 +22,8 @@ from afferent.types import ContentKey, ObjectKind
 
 _TIMEOUT_S = 30.0
 """Timeout of one answer: for manual commands, a long wait is acceptable."""
+_NUM_AT_ONCE = 100
+"""Names in one request to delete them."""
 
 
 class Contents(Struct, kw_only=True):
@@ -94,7 +96,7 @@ def _contents(vault: Vault, health: Health, *, tier: str, took_s: float) -> Cont
     numbers: Counter[str] = Counter()
     nbytes: Counter[str] = Counter()
     num_strangers = 0
-    for _, head in vault.heads(deadline_s=_soon()):
+    for _, head in vault.heads(timeout_s=_TIMEOUT_S):
         if head is None:
             num_strangers += 1
         else:
@@ -116,7 +118,7 @@ def _contents(vault: Vault, health: Health, *, tier: str, took_s: float) -> Cont
 def _verify(vault: Vault, console: Console, *, max_nbytes: int) -> int:
     """Verify all values up to ``max_nbytes``: a value is read into memory whole."""
     num_good = num_bad = num_strangers = num_longer = nbytes = 0
-    for _, head in vault.heads(deadline_s=_soon()):
+    for _, head in vault.heads(timeout_s=_TIMEOUT_S):
         if head is None:
             num_strangers += 1
             continue
@@ -138,7 +140,10 @@ def _verify(vault: Vault, console: Console, *, max_nbytes: int) -> int:
 
 def _evict(vault: Vault, args: argparse.Namespace, console: Console) -> None:
     names = list(_chosen(vault, args))
-    number = vault.tier.delete_many(names, deadline_s=_soon()) if names else 0
+    number = sum(
+        vault.tier.delete_many(names[start : start + _NUM_AT_ONCE], deadline_s=_soon())
+        for start in range(0, len(names), _NUM_AT_ONCE)
+    )
     console.print(f"deleted {tables.count(number, 'object')}")
 
 
@@ -147,7 +152,7 @@ def _chosen(vault: Vault, args: argparse.Namespace) -> Iterator[bytes]:
         yield from (vault.name_of(_parsed(key)) for key in args.key)
         return
     kind = ObjectKind(args.kind) if args.kind else None
-    for name, head in vault.heads(deadline_s=_soon()):
+    for name, head in vault.heads(timeout_s=_TIMEOUT_S):
         if args.all or _is_of(head, kind):
             yield name
 

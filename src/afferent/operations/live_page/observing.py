@@ -98,7 +98,9 @@ class Observer:
         for gone in self._links.keys() - set(addresses):
             self._links.pop(gone).close()
         links = [self._links.setdefault(each, _Link(each)) for each in addresses]
-        asked = (link.ask(Question(of_engine=not index)) for index, link in enumerate(links))
+        # A killed frontend leaves its address: ask one that answered the last question.
+        chosen = next((link for link in links if link.is_open), links[0] if links else None)
+        asked = (link.ask(Question(of_engine=link is chosen)) for link in links)
         return [report for report in await asyncio.gather(*asked) if report is not None]
 
     async def _ask_store(self, store: AsyncDaemonStore, seen: Observation) -> Observation:
@@ -128,6 +130,11 @@ class _Link:
     def __init__(self, address: str) -> None:
         self._address = address
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the frontend answered the last question."""
+        return self._streams is not None
 
     async def ask(self, question: Question) -> FrontendReport | None:
         """Return the frontend's report; ``None`` if it is gone or does not answer in time."""

@@ -140,6 +140,9 @@ def earliest(seen: Sequence[Observation]) -> Observation:
 
 def view(before: Observation, after: Observation) -> View:
     """Return the view at the time of ``after``; rates are since ``before``."""
+    old, new = before.statistics, after.statistics
+    if old is not None and new is not None and old.segment != new.segment:
+        before = after  # the counts of both can't be compared: the rates are unknown
     over_s = after.taken_s - before.taken_s
     change = Change(before.readings, after.readings, elapsed_s=over_s)
     frontends, statistics = after.frontends, after.statistics

@@ -27,9 +27,15 @@ def is_reached_by(host: str, names: Container[str]) -> bool:
 
 
 def is_from_own_page(headers: Mapping[str, str]) -> bool:
-    """Return whether the request comes from a page of this origin, or from no browser."""
-    if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-        return False
+    """Return whether the request comes from a page of this origin, or from no browser.
+
+    `Sec-Fetch-Site` decides if it is there, as no page can forge it: a proxy with TLS in front may
+    send another `Host` than the browser. A page with a rebound name has its own origin, too: it is
+    refused by `Host` (`is_reached_by`).
+    """
+    site = headers.get("sec-fetch-site", "none")
+    if site != "none":
+        return site == "same-origin"
     origin = headers.get("origin")
     try:
         return origin is None or urlsplit(origin).netloc == headers.get("host")

@@ -7,9 +7,9 @@ import * as path from "./path.js";
 import { auth, events, KEY } from "./server.js";
 import { FIGURES, KINDS, OUTCOMES, PARTS, PROBLEMS, STATES } from "./words.js";
 
-const HISTORY_S = 60, MAX_WAIT_MS = 8000, STALE_MS = 5000;
+const HISTORY_S = 60, MIN_WAIT_MS = 500, MAX_WAIT_MS = 8000, STALE_MS = 5000;
 const past = new Map();
-let latest = null, latestMs = 0, following = null, wake = null;
+let latest = null, latestMs = 0, following = null, wake = null, waitMs = MIN_WAIT_MS;
 
 // The savings of hits
 
@@ -166,21 +166,22 @@ function lose(words) {
 }
 
 async function follow() {
-  let waitMs = 500;
+  waitMs = MIN_WAIT_MS;
   while (!document.hidden) {
     following = new AbortController();
+    latestMs = performance.now();
     try {
       const response = await fetch("views", { headers: auth(), signal: following.signal });
       if (response.status === 401) return askForKey("That key is not the page's.");
       if (!response.ok) throw new Error((await response.json()).error.message);
-      for await (const data of events(response.body)) { render(JSON.parse(data)); waitMs = 500; }
+      for await (const data of events(response.body)) { render(JSON.parse(data)); waitMs = MIN_WAIT_MS; }
       lose("The server has closed the connection.");
     } catch (error) {
       if (document.hidden) break;
       lose(error instanceof TypeError ? "The server does not answer." : `The page gets no figures: ${error.message}.`);
     }
     await new Promise((resume) => { wake = resume; setTimeout(resume, waitMs); });
-    waitMs = Math.min(2 * waitMs, MAX_WAIT_MS);
+    waitMs = Math.min(Math.max(2 * waitMs, MIN_WAIT_MS), MAX_WAIT_MS);
   }
   following = null;
 }
@@ -212,7 +213,11 @@ async function start() {
 legend($("parts"), PARTS);
 legend($("states"), Object.entries(STATES).map(([name, words]) => [name, name, words]));
 listen(() => latest?.model, path.follow);
-$("again").addEventListener("click", () => wake?.());
+$("again").addEventListener("click", () => {
+  waitMs = 0;
+  following?.abort(new Error("it tries again now"));
+  wake?.();
+});
 $("entry").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem(KEY, $("key").value);
@@ -227,8 +232,6 @@ document.addEventListener("visibilitychange", () => {
 });
 setInterval(() => {
   const silentMs = performance.now() - latestMs;
-  if (following && latest && $("state").className === "live" && silentMs > STALE_MS) {
-    lose(`Nothing has arrived for ${Math.round(silentMs / 1e3)} seconds.`);
-  }
+  if (silentMs > STALE_MS) following?.abort(new Error(`nothing has arrived for ${Math.round(silentMs / 1e3)} seconds`));
 }, 1000);
 start();
