@@ -327,10 +327,12 @@ def test_health_check_of_the_image_asks_what_a_server_answers(
     assert json.loads(given) == ["python", "-m", "afferent.operations.commands.health"]
     port = server.url.rpartition(":")[2]
     monkeypatch.setattr(health, "_PROCESSES", tmp_path)
-    for pid in ("1", "12"):
-        (tmp_path / pid).mkdir()
+    for pid, container in (("1", "a"), ("11", "b"), ("12", "a"), ("self", "a")):
+        (tmp_path / pid / "ns").mkdir(parents=True)
+        (tmp_path / pid / "ns/mnt").symlink_to(container)
     # Containers may share the pids, and process 1 is another server's.
     (tmp_path / "1/cmdline").write_text("\0".join(["/bin/vllm", "serve", "--port", "1", ""]))
+    (tmp_path / "11/cmdline").write_text("\0".join(["afferent", "serve", "--port", "1", ""]))
     for verb, number, status in (("serve", port, 0), ("render", port, 0), ("serve", "1", 1)):
         words = ["/bin/python", "/bin/afferent", verb, "--port", number, ""]
         (tmp_path / "12/cmdline").write_text("\0".join(words))

@@ -37,7 +37,8 @@ def server(
         with standing(tmp_path_factory.mktemp("front"), "shapes") as front:
             yield front.server
     else:
-        yield request.getfixturevalue("server")
+        with Server() as running:
+            yield running
 
 
 @pytest.fixture(autouse=True)
@@ -154,13 +155,14 @@ def test_a_broken_image_gets_the_same_answer(server: Server) -> None:
     assert answer["error"]["code"] == at_once.json()["error"]["code"]
 
 
-def test_after_an_option_behind_an_image_nothing_is_begun(server: Server) -> None:
-    for expected in (1, 0):
-        files = new_files(2)
-        body, before = body_of(files, detail="low"), server.metrics()
-        with upload(server, body) as sending:
-            sending.send(body.index(base64.b64encode(files[0])) + len(files[0]) * 4 // 3)
-            sending.send(1 << 19)
-            sending.send()
-            assert sending.answer()[0] == 200
-        assert changes(server, before)[EARLY] <= expected
+def test_after_an_option_behind_an_image_nothing_is_begun() -> None:
+    with Server() as own:
+        for expected in (1, 0):
+            files = new_files(2)
+            body, before = body_of(files, detail="low"), own.metrics()
+            with upload(own, body) as sending:
+                sending.send(body.index(base64.b64encode(files[0])) + len(files[0]) * 4 // 3)
+                sending.send(1 << 19)
+                sending.send()
+                assert sending.answer()[0] == 200
+            assert changes(own, before)[EARLY] <= expected

@@ -137,28 +137,25 @@ def test_secure_quarantined_item_loses_request(
     store: DaemonStore, pins: StepPins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(store)
-    quarantine.put(store, KEYS[0], is_certain=True)
-    quarantine.put(store, KEYS[1], is_certain=False)
+    quarantine.put(store, KEYS[0], engine="a", is_certain=True)
+    quarantine.put(store, KEYS[1], engine="a", is_certain=False)
     assert not secure(pins, "bad", KEYS[:2])
     assert secure(pins, "good", KEYS[1:2])
     monkeypatch.setattr(quarantine, "_LENGTH_S", 0.0)
-    quarantine.put(store, KEYS[0], is_certain=True)  # replaces the record
+    quarantine.put(store, KEYS[0], engine="a", is_certain=True)  # replaces the record
     assert secure(pins, "later", KEYS[:2])
     for key in KEYS[:2]:
         pins.use(key)
     pins.end_step()
     monkeypatch.undo()
     for _rank in range(2):  # the first record has expired
-        quarantine.put(store, KEYS[1], is_certain=False)
+        quarantine.put(store, KEYS[1], engine="a", is_certain=False)
     assert secure(pins, "one failure of two ranks", KEYS[1:2])
     pins.use(KEYS[1])
     pins.end_step()
-    monkeypatch.setattr(quarantine, "_ONE_FAILURE_S", 0.0)
-    quarantine.put(store, KEYS[1], is_certain=False)
+    for _rank in range(2):
+        quarantine.put(store, KEYS[1], engine="b", is_certain=False)
     assert not secure(pins, "second failure", KEYS[1:2])
-    monkeypatch.undo()
-    quarantine.put(store, KEYS[1], is_certain=False)
-    assert not secure(pins, "it stays", KEYS[1:2])
 
 
 def test_pinned_step_survives_deletion_and_refill(store: DaemonStore, pins: StepPins) -> None:
@@ -405,7 +402,7 @@ def test_thread_survives_any_error(
     put(store)
     broken = iter((True, False))
     is_active = quarantine.is_active
-    quarantine.put(store, KEYS[0], is_certain=False)
+    quarantine.put(store, KEYS[0], engine="a", is_certain=False)
 
     def fails_once(record: memoryview) -> bool:
         if next(broken, False):

@@ -541,6 +541,19 @@ def test_named_stores_survive_a_killed_driver_with_their_items(cluster: Any) -> 
         stores()
 
 
+def test_a_name_is_free_after_a_failed_start_and_has_one_set_of_settings(cluster: Any) -> None:
+    given: dict[str, Any] = {"name": "typo", "num_workers": 1, "arena_nbytes": 64 * MiB}
+    with pytest.raises(ConfigError, match="no-such-model"):
+        NodeStores("no-such-model", **given)
+    stores = NodeStores("shapes", **given)
+    try:
+        with pytest.raises(ConfigError, match="have other settings"):
+            NodeStores("shapes", **{**given, "num_workers": 2})
+        assert NodeStores("shapes", **given)() == stores()
+    finally:
+        stores.end()
+
+
 def test_no_memory_is_left_after_the_end_of_the_stores(cluster: Any) -> None:
     """An arena is a file in memory: no process of the cluster has one open."""
     stores = NodeStores("shapes", num_workers=1, arena_nbytes=64 * MiB)

@@ -73,7 +73,6 @@ def test_a_child_does_not_inherit_our_settings(
     inherited = json.loads(told.read_text())
     assert not [name for name in inherited if name.startswith("AFFERENT_")]
     assert (inherited["MORE"], inherited["PATH"]) == ("1", os.environ["PATH"])
-    assert inherited["OPENBLAS_NUM_THREADS"] == "1", "numpy starts no threads"
 
 
 def test_what_can_not_be_started_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from afferent.batch.feature_maker import Features
 from afferent.batch.item_features import FailedItem, Form, ItemFeatures, Progress
 from afferent.batch.item_routes import (
-    RETRY_S,
     Outage,
     ResultOptions,
     failed_item,
@@ -20,7 +19,7 @@ from afferent.batch.item_routes import (
     most_submitted_nbytes,
 )
 from afferent.batch.pinned_trees import AsyncFeatureStore
-from afferent.batch.workplace import HERE, STORE_NAME, check_form
+from afferent.batch.workplace import HERE, RETRY_S, STORE_NAME, check_form
 from afferent.errors import AfferentError, ConfigError, StoreFull
 from afferent.runtime.tasks import in_thread
 from afferent.store.block import codec

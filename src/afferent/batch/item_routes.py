@@ -7,10 +7,10 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from afferent.batch.item_features import FailedItem, Form, ItemFeatures
-from afferent.batch.workplace import Workplace, of_extra
+from afferent.batch.workplace import RETRIED_FOR_S, RETRY_S, Workplace, of_extra
 from afferent.errors import (
     AfferentError,
     InternalError,
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from afferent.batch.shared_item import SharedItem
     from afferent.batch.through_store import StoreSteps, Submitted
 
-RETRIED_FOR_S: Final = 30.0
-"""Time for the restart of a store."""
-RETRY_S: Final = 0.05
 
 Result = TypeVar("Result")
 Ticket = TypeVar("Ticket")

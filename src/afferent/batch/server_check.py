@@ -13,7 +13,13 @@ from afferent.batch import in_process
 from afferent.batch.media_model import RULES, Backend, MediaModel
 from afferent.batch.media_sources import as_file
 from afferent.batch.through_store import StoreSteps
-from afferent.errors import AfferentError, ArenaTooSmall, ConfigError
+from afferent.errors import (
+    AfferentError,
+    ArenaTooSmall,
+    ConfigError,
+    StoreRestarted,
+    StoreUnavailable,
+)
 from afferent.media.decoded import Array, DecodedAudio, DecodedImage
 from afferent.media.families.plan import FeaturePlan
 from afferent.media.headers.probe import ImageHeader
@@ -103,6 +109,8 @@ def _by_server(
             submitted = run(steps.submit(data, modality, key=key, may_wait=True))
             arrays, _ = run(steps.collect(submitted))
             plans = _plans_by_server(steps, model)
+        except (StoreUnavailable, StoreRestarted):
+            raise
         except AfferentError as error:
             raise ConfigError(
                 f"the server of the store {address} does not make features of {model.folder}: "

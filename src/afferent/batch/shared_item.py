@@ -92,7 +92,8 @@ class SharedItem:
             StaleHandle: They were evicted.
             StoreUnavailable: The store is gone.
         """
-        pinned = self._pinned.tree if self._pinned is not None else None
+        pin = self._pinned  # another thread may release it
+        pinned = pin.tree if pin is not None else None
         tree = pinned if pinned is not None else self._found()
         views = {name: each for name, each in tree.items() if name != _PROMPT}
         if tensors == "torch":
@@ -140,7 +141,8 @@ class SharedItem:
         return hash(self.key)
 
     def __repr__(self) -> str:
-        is_pinned = self._pinned is not None and self._pinned.tree is not None
+        pin = self._pinned  # another thread may release it
+        is_pinned = pin is not None and pin.tree is not None
         pinned = ", pinned" if is_pinned else ""
         return f"<SharedItem {self.key.hex()[:12]}: {self.nbytes:,} bytes{pinned}>"
 

@@ -79,7 +79,7 @@ class StoreSteps:
             timeout_s: Longest wait for the features of one item.
         """
         self.verbs, self._model, self._timeout_s = verbs, model, timeout_s
-        self._has_waited = False  # for space of other clients, in vain
+        self._has_waited = False  # for space of other processes, in vain
 
     def submit(
         self, data: memoryview, modality: Modality, *, key: ContentKey, may_wait: bool
@@ -107,7 +107,7 @@ class StoreSteps:
     ) -> Steps[Submitted]:
         """Submit an item whose features stay pinned, as those before it: see `submit`.
 
-        It waits only for the space of other clients, as this client's own pins don't end meanwhile;
+        It waits only for the space of other processes, as this one's own pins don't end meanwhile;
         and after a wait in vain not again, until there is space.
 
         Raises:
@@ -118,8 +118,11 @@ class StoreSteps:
         except StoreFull as error:
             if not may_wait or self._has_waited or not self._fits_beside_own(error):
                 raise
-            self._has_waited = True
-            submitted = yield from self.submit(data, modality, key=key, may_wait=True)
+            try:
+                submitted = yield from self.submit(data, modality, key=key, may_wait=True)
+            except StoreFull as vain:
+                self._has_waited = True
+                raise StoreFull(vain.message, shortage=error.shortage) from vain
         self._has_waited = False
         return submitted
 
@@ -235,10 +238,10 @@ class StoreSteps:
         return {name: np.array(view) for name, view in tree.items()}, prompt
 
     def _fits_beside_own(self, error: StoreFull) -> bool:
-        """Whether an item would fit if all other clients released their space."""
+        """Whether an item would fit if all other processes released their space."""
         if (shortage := error.shortage) is None:
             return False
-        own = [each for each in shortage.holders if each.client == self.verbs.client_number]
+        own = [each for each in shortage.holders if each.pid == os.getpid()]
         own_nbytes = sum(each.held_nbytes + each.reserved_nbytes for each in own)
         return own_nbytes + shortage.requested_nbytes <= shortage.share_nbytes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -14,7 +15,13 @@ from afferent.batch.item_features import Form, ItemFeatures
 from afferent.batch.pinned_trees import AsyncFeatureStore, FeatureStore
 from afferent.batch.shared_item import SharedItem, connections
 from afferent.config import Limits
-from afferent.errors import ConfigError, NotPermitted, UnsupportedModel
+from afferent.errors import (
+    ConfigError,
+    NotPermitted,
+    StoreRestarted,
+    StoreUnavailable,
+    UnsupportedModel,
+)
 from afferent.media.families import hub
 from afferent.media.families.plan import Prompt
 from afferent.store.block import codec, torch_tensors
@@ -30,6 +37,9 @@ if TYPE_CHECKING:
 HERE: Final = "here"
 POOL: Final = "pool"
 STORE_NAME: Final = "features"
+RETRIED_FOR_S: Final = 30.0
+"""Time for the restart of a store."""
+RETRY_S: Final = 0.05
 _FORMS: Final = ("compact", "hf")
 _ITEM_TIMEOUT_S: Final = 180.0
 _SERVERS_IN_FLIGHT: Final = 16
@@ -103,8 +113,26 @@ class Workplace:
                 arena_nbytes=arena_nbytes,
             )
         elif where != HERE:
-            servers = of_extra("afferent.batch.server_check")
-            self.model = servers.matching_model(self.model, self.address, backend=backend)
+            self.model = self._matching_model()
+
+    def _matching_model(self) -> MediaModel:
+        """Return the model with the rules of the server's features.
+
+        A store whose address a function names may be lost meanwhile, and come back elsewhere.
+        """
+        servers = of_extra("afferent.batch.server_check")
+        deadline_s = time.monotonic() + RETRIED_FOR_S
+        while True:
+            try:
+                found: MediaModel = servers.matching_model(
+                    self.model, self.address, backend=self._backend
+                )
+            except (StoreUnavailable, StoreRestarted):
+                if not callable(self.where) or time.monotonic() > deadline_s:
+                    raise
+                time.sleep(RETRY_S)
+            else:
+                return found
 
     @property
     def address(self) -> str | None:

@@ -312,7 +312,7 @@ class ServeConfig(RequestLimits, frozen=True, kw_only=True, forbid_unknown_field
     cors_origin: tuple[_Origin, ...] = setting(
         (),
         "origins whose pages may ask from a browser, such as https://example.org; * means all, and "
-        "the default none, or with API keys those that an upstream such as vLLM allows itself",
+        "the default none; it replaces a setting of an upstream such as vLLM",
         Group.LIMITS,
         unit="ORIGIN,...",
     )

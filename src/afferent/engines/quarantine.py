@@ -22,8 +22,6 @@ log = logging.getLogger(__name__)
 
 _TAG: Final = b"afferent/quarantine/v1"
 _LENGTH_S: Final = 3600.0
-_ONE_FAILURE_S: Final = 5.0
-"""All ranks of an engine report a failure within this time; its next start takes longer."""
 _REQUEST: Final = "quarantine"
 
 
@@ -36,12 +34,13 @@ def record_key(key: bytes) -> ContentKey:
     return keys.frame(_TAG, key)
 
 
-def put(store: Store, key: bytes, *, is_certain: bool) -> None:
+def put(store: Store, key: bytes, *, engine: str, is_certain: bool) -> None:
     """Put an item into quarantine, if the store takes a record now.
 
     Args:
         store: A writable store.
         key: The key of the item's features.
+        engine: Name of the engine, a new one after each start: all its ranks report one failure.
         is_certain: Whether the item alone is the cause; otherwise it needs two failures.
     """
     record = record_key(key)
@@ -50,14 +49,9 @@ def put(store: Store, key: bytes, *, is_certain: bool) -> None:
         handle = existing(outcome)
         holds, now_s = is_certain, time.time()
         if handle is not None and (before := _read(store.block(handle)))["until_s"] > now_s:
-            holds |= before["holds"]
-            if not holds:
-                failed_s = before["until_s"] - _LENGTH_S
-                if 0 <= now_s - failed_s < _ONE_FAILURE_S:
-                    return
-                holds = True
+            holds |= before["holds"] or before["engine"] != engine
         store.delete([record])
-        tree = {"until_s": now_s + _LENGTH_S, "holds": bool(holds)}
+        tree: codec.Tree = {"until_s": now_s + _LENGTH_S, "holds": holds, "engine": engine}
         store.put(_REQUEST, tree, kind=ObjectKind.RECORDS, key=record)
     except AfferentError as error:
         log.warning("an item could not be put into quarantine: %s", error.code)

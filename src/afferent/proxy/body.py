@@ -33,7 +33,7 @@ _LEAST_KNOWN_NBYTES = 64 << 10
 _LEAST_EARLY_NBYTES = 256 << 10
 _LEAST_LEFT_NBYTES = 1 << 20
 """Smaller images, and those near the end of a body, are not begun early: it would not be faster."""
-_TOO_SLOW = "the body did not arrive in time"
+_TOO_SLOW = "the body did not arrive in time (--body-timeout-s, --body-idle-timeout-s)"
 _SMALL_NBYTES = 1 << 20
 _SMALL_TIMEOUT_S = 30.0
 _LARGE_NBYTES, _FIRST_NBYTES = 1 << 20, 64 << 10

@@ -77,7 +77,7 @@ class BrowserGuard:
 def with_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
     """Return an application that lets pages of these origins read its answers (CORS).
 
-    Its headers replace those of an upstream. It answers preflights itself: they have no key.
+    It answers preflights itself: they have no key.
 
     Args:
         origins: Origins; ``*`` allows all. If there are none, the application is unchanged.
@@ -92,8 +92,3 @@ def with_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
         expose_headers=_EXPOSED,
         max_age=600,
     )
-
-
-def is_preflight(method: str, headers: Headers) -> bool:
-    """Whether a request asks, for a page, which other requests are allowed (CORS)."""
-    return method == "OPTIONS" and "access-control-request-method" in headers

@@ -33,7 +33,6 @@ from afferent.proxy.app_settings import AppSettings
 from afferent.proxy.auth import Access
 from afferent.proxy.body import BodyReader, announced_nbytes, timely_chunks
 from afferent.proxy.body_stream import BodyStream
-from afferent.proxy.browsers import is_preflight
 from afferent.proxy.dialects import DIALECTS, NONE, Dialect
 from afferent.proxy.http_server.exchange import hang_up
 from afferent.proxy.inline_stage import Inlined, InlineStage
@@ -56,6 +55,7 @@ OTHER = "upstream"
 _PRELUDE = re.compile(rb"event: response\.(?:created|in_progress)\n")
 """Events that precede the computation of the first token."""
 _EVENT = re.compile(rb"(?m)^event: ")
+_OF_CORS = b"access-control-"
 _FAILURE = re.compile(rb"(?m)^(?:data: \{\"error\"|event: (?:error|response\.failed)$)")
 """Event that ends a stream with an error of the upstream."""
 _WITH_JSON = media_locations.TABLE.keys() | SALTED
@@ -163,8 +163,7 @@ class Passage:
 
     async def _pass_on(self, exchange: _Exchange) -> None:
         request, trace = exchange.request, exchange.trace
-        if not is_preflight(request.method, request.headers) or _has_body(request):
-            await exchange.own.admit(request.headers, exchange.scope)
+        await exchange.own.admit(request.headers, exchange.scope)
         exchange.load = await self._load.look(exchange.scope["headers"])
         trace.media = "none"
         _check_target(exchange.scope)
@@ -396,6 +395,8 @@ class Passage:
 
     async def _begin(self, exchange: _Exchange, answer: UpstreamAnswer) -> None:
         headers = [(name.lower(), value) for name, value in answer.headers]
+        if self._settings.cors_origins:  # they replace the upstream's own
+            headers = [each for each in headers if not each[0].startswith(_OF_CORS)]
         headers = with_report(exchange.load.added_to(headers), exchange.trace)
         exchange.has_begun = True
         await exchange.send(

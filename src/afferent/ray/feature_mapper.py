@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from afferent.batch.feature_maker import Features
 from afferent.batch.item_features import FailedItem
+from afferent.batch.item_routes import is_lost
 from afferent.batch.shared_item import SharedItem
-from afferent.errors import AfferentError, ConfigError, InvalidMedia, Quarantined, WorkerDied
+from afferent.errors import AfferentError, ConfigError, InvalidMedia, StoreFull
 from afferent.ray.node_stores import NodeStores
 from afferent.types import Modality
 
@@ -146,8 +147,8 @@ class FeatureMapper:
 
 
 def _is_final(error: AfferentError) -> bool:
-    """Whether an item is to blame for its error, so that a later try would not help."""
-    return not error.retryable or isinstance(error, WorkerDied | Quarantined)
+    """Whether an item is to blame for its error, and not a store that is gone or full."""
+    return not is_lost(error) and not isinstance(error, StoreFull)
 
 
 def _column(values: list[Any]) -> NDArray[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import os
 import secrets
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _NAMESPACE: Final = "afferent"
 _START_TIMEOUT_S: Final = 180.0
 _RESTART_S: Final = 0.2
+_END_TIMEOUT_S: Final = 30.0
 _FOREVER: Final = -1
 
 
@@ -60,13 +62,16 @@ class NodeStores:
             limits: As for `Features`.
 
         Raises:
-            ConfigError: Ray is not installed, a node has no resources for its workers, or the
-                model can't be used.
+            ConfigError: Ray is not installed, a node has no resources for its workers, the model
+                can't be used, or stores of this name have other settings. Stores that this call has
+                begun to start end then.
         """
         ray = _ray()
         settings: dict[str, Any] = {"backend": backend, "revision": revision, "limits": limits}
         self._model, self._settings = os.fspath(model), settings
         self._name = f"afferent-{name or secrets.token_hex(8)}"
+        given = {**settings, "model": self._model, "arena_nbytes": arena_nbytes}
+        is_new = not self._exists()
         lifetime = None if name is None else "detached"
         self._owner = (
             ray.remote(_PoolOwner)
@@ -79,14 +84,16 @@ class NodeStores:
                 max_restarts=_FOREVER,
                 max_task_retries=_FOREVER,
             )
-            .remote(
-                self._name,
-                lifetime,
-                num_workers,
-                {**settings, "model": self._model, "arena_nbytes": arena_nbytes},
-            )
+            .remote(self._name, lifetime, num_workers, given)
         )
-        self._ask("start")
+        if (found := self._ask("settings")) != {**given, "num_workers": num_workers}:
+            raise ConfigError(f"the stores named {name} have other settings: {found}")
+        try:
+            self._ask("start")
+        except ConfigError:
+            if is_new:
+                self.end()
+            raise
 
     def __call__(self) -> str:
         """Return the address of the store of this node.
@@ -113,6 +120,13 @@ class NodeStores:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self._name, self._model, self._settings)
+
+    def _exists(self) -> bool:
+        try:
+            _ray().get_actor(self._name, namespace=_NAMESPACE)
+        except ValueError:
+            return False
+        return True
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         ray = _ray()
@@ -161,6 +175,10 @@ class _PoolOwner:
         self._num_workers, self._settings = num_workers, settings
         self._pools: dict[str, Any] = {}
 
+    async def settings(self) -> dict[str, Any]:
+        """Return the settings of all stores."""
+        return {**self._settings, "num_workers": self._num_workers}
+
     async def start(self) -> None:
         """Start the stores of all nodes that have CPUs."""
         nodes = [each for each in _ray().nodes() if each["Resources"].get("CPU")]
@@ -187,9 +205,11 @@ class _PoolOwner:
         """End the actors of all nodes."""
         ray = _ray()
         pools, self._pools = self._pools, {}
-        await asyncio.gather(
+        ending = asyncio.gather(
             *(pool.end.remote() for pool in pools.values()), return_exceptions=True
         )
+        with contextlib.suppress(TimeoutError):  # one without resources never begins
+            await asyncio.wait_for(ending, _END_TIMEOUT_S)
         for pool in pools.values():
             ray.kill(pool)
 

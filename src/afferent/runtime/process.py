@@ -40,8 +40,8 @@ LOST_PARTNERS = os.EX_TEMPFAIL
 REFUSED = os.EX_CONFIG
 """Exit status of a child that has reported that it can't do its task; a restart would not help."""
 
-_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-"""No child multiplies matrices with numpy, except the engine's, which chooses its own number.
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+"""Environment of a process that multiplies no matrices with numpy.
 
 numpy would start a thread for each core, and each would spin for a tenth of a second.
 """
@@ -137,7 +137,7 @@ def spawn(
         popen = subprocess.Popen(
             [sys.executable, "-m", module, str(launch_fd)],
             pass_fds=(launch_fd, status_write, *watched, *fds),
-            env={**_ONE_THREAD, **_inherited(), **(env or {})},
+            env={**_inherited(), **(env or {})},
             stdin=subprocess.DEVNULL,
             process_group=0,  # Ctrl-C reaches only the supervisor, which then stops in order
         )

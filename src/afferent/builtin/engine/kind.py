@@ -16,6 +16,7 @@ from afferent.engines.remote.kind import Listening, RemoteKind, RemoteLink, list
 from afferent.engines.weights import check_weights, weights_nbytes
 from afferent.media.families.registry import POSITION_FEATURES, facts_of
 from afferent.runtime import cgroup
+from afferent.runtime.process import ONE_THREAD
 from afferent.telemetry.trace import declare_stages
 from afferent.types import MiB, ObjectKind
 
@@ -102,6 +103,7 @@ def _forms(site: EngineSite, link: RemoteLink) -> EngineProcess:
         settings=launch.FormSettings(
             core_address=link.address, model_folder=str(site.model_folder)
         ),
+        env=ONE_THREAD,
     )
 
 
@@ -111,6 +113,7 @@ def _core(
     return EngineProcess(
         name="core",
         module=launch.CORE,
+        env=ONE_THREAD,
         settings=launch.CoreSettings(
             store_address=site.store_address,
             listener_fd=at.fd,

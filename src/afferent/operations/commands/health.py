@@ -58,10 +58,13 @@ def _reachable(host: str) -> str:
 def _command() -> list[str]:
     """Return the command line of the server; empty if there is none.
 
-    It is not always process 1: containers may share a namespace of pids.
+    It is not always process 1: containers may share a namespace of pids. Each has its own files.
     """
+    ours = (_PROCESSES / "self/ns/mnt").readlink()
     for file in sorted(_PROCESSES.glob("[0-9]*/cmdline"), key=lambda each: int(each.parent.name)):
         with contextlib.suppress(OSError):  # the process has ended
+            if (file.parent / "ns/mnt").readlink() != ours:
+                continue
             words = file.read_text(errors="replace").split("\0")
             names = [word.rpartition("/")[2] for word in words]
             if any(names[at : at + 2] in _BEGINS for at in range(len(names))):

@@ -29,7 +29,15 @@ from afferent.operations.supervisor.restarting import ENGINE_ENDS_S, Restarts
 from afferent.operations.supervisor.watching import Watcher
 from afferent.runtime import logs
 from afferent.runtime.listening import Port
-from afferent.runtime.process import LOST_PARTNERS, REFUSED, Child, LogSettings, Status, spawn
+from afferent.runtime.process import (
+    LOST_PARTNERS,
+    ONE_THREAD,
+    REFUSED,
+    Child,
+    LogSettings,
+    Status,
+    spawn,
+)
 from afferent.store import segment
 from afferent.store.daemon.server import InheritedDescriptors
 
@@ -173,7 +181,7 @@ class Supervisor:
                 settings,
                 log=self._log_settings,
                 fds=fds,
-                env=part.env,
+                env=part.env if part.is_engine else {**ONE_THREAD, **(part.env or {})},
                 board=self._watcher.board.place if self._watcher else None,
             )
             opened.callback(child.discard)

@@ -162,7 +162,7 @@ class _Encoder:
         if step is None:
             raise FeaturesLost("items are to be encoded outside of a step")
         inputs = self._all_or_end(step, self._inputs_of(step, modality, items))
-        rows = self._all_or_end(step, self._rows(stock, items, inputs))
+        rows = self._all_or_end(step, self._rows(step, stock, items, inputs))
         if self._kept is not None:
             self._kept.publish(
                 {
@@ -198,12 +198,12 @@ class _Encoder:
                 if is_of_item and self._may_be_of_an_item(error):
                     # torch raises a `RuntimeError` where page-locked memory is short, too.
                     is_certain = not isinstance(error, RuntimeError)
-                    quarantine.put(arena("worker").store, item.key, is_certain=is_certain)
+                    self._quarantine(step, item, is_certain=is_certain)
                 return [None] * len(items)
         return inputs
 
     def _rows(
-        self, stock: Any, items: Sequence[_Item], inputs: list[Any]
+        self, step: Step, stock: Any, items: Sequence[_Item], inputs: list[Any]
     ) -> list[torch.Tensor | None]:
         """Return the embeddings of each item; ``None``: the encoder fails for it."""
         is_alone = get_tp_group().world_size == 1
@@ -221,7 +221,7 @@ class _Encoder:
                 log.error("the encoder makes no %d rows of an item", item.num_embeds)
                 rows[index] = None
                 is_certain = is_alone or len(items) == 1
-                quarantine.put(arena("worker").store, item.key, is_certain=is_certain)
+                self._quarantine(step, item, is_certain=is_certain)
         ITEMS.labels("encoded").inc(sum(each is not None for each in rows))
         return rows
 
@@ -233,6 +233,10 @@ class _Encoder:
             log.exception("the encoder fails for an item")
             return None
         return rows
+
+    def _quarantine(self, step: Step, item: _Item, *, is_certain: bool) -> None:
+        store = arena("worker").store
+        quarantine.put(store, item.key, engine=step.engine, is_certain=is_certain)
 
     def _may_be_of_an_item(self, error: Exception) -> bool:
         """Whether an item may be the cause: no lack of memory, and no device that is broken."""

@@ -36,10 +36,12 @@ class Step:
         core: Process id of the core. While it lives, and until it drops the step, the features stay
             as they are, even if the store daemon dies.
         items: The features, by key.
+        engine: Name of the engine, a new one after each start.
     """
 
     core: int
     items: Mapping[bytes, Located]
+    engine: str = ""
 
 
 class _Running:

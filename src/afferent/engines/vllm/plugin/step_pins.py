@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -85,7 +86,7 @@ class StepPins:
         Args:
             open_store: Opens the store, in the thread; called again while it fails.
         """
-        self._open_store = open_store
+        self._open_store, self._engine = open_store, secrets.token_hex(8)
         self._store: DaemonStore | None = None
         self._lock = threading.Lock()
         self._asked, self._answered = threading.Event(), threading.Event()
@@ -183,7 +184,7 @@ class StepPins:
         self._step, self._used = {}, set()
         self._left_s, self._ended_s = longest_wait_s(now_s - self._ended_s), now_s
         items = {key: pin.where for key, pin in used.items()}
-        return PinnedStep(Step(os.getpid(), items), list(used.values()))
+        return PinnedStep(Step(os.getpid(), items, self._engine), list(used.values()))
 
     def take_lost(self) -> set[str]:
         """Return the requests whose features are lost, once."""
