@@ -86,7 +86,7 @@ class StepPins:
         Args:
             open_store: Opens the store, in the thread; called again while it fails.
         """
-        self._open_store, self._engine = open_store, secrets.token_hex(8)
+        self._open_store, self._engine = open_store, f"{secrets.randbits(64):x}"
         self._store: DaemonStore | None = None
         self._lock = threading.Lock()
         self._asked, self._answered = threading.Event(), threading.Event()
