@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -86,7 +85,7 @@ class StepPins:
         Args:
             open_store: Opens the store, in the thread; called again while it fails.
         """
-        self._open_store, self._engine = open_store, f"{secrets.randbits(64):x}"
+        self._open_store, self._engine = open_store, f"{os.getpid()}-{time.monotonic()}"
         self._store: DaemonStore | None = None
         self._lock = threading.Lock()
         self._asked, self._answered = threading.Event(), threading.Event()
