@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from afferent.batch.item_features import FailedItem, Form, ItemFeatures
 from afferent.batch.workplace import RETRIED_FOR_S, RETRY_S, Workplace, of_extra
@@ -22,7 +22,7 @@ from afferent.errors import (
 from afferent.store.block import codec
 from afferent.store.client.steps import run
 from afferent.store.protocol.results import Statistics
-from afferent.types import ContentKey, Modality, ObjectKind
+from afferent.types import Modality, ObjectKind
 
 if TYPE_CHECKING:
     from afferent.batch.shared_item import SharedItem
@@ -199,6 +199,9 @@ class ThroughStore(Route[InStore, Result]):
     result that is taken late does not keep the workers idle.
     """
 
+    _pins_results: ClassVar = False
+    """Whether the results stay in the store, pinned: see `StoreSteps.submit_pinned`."""
+
     def __init__(self, workplace: Workplace, options: ResultOptions) -> None:
         workplace.check_store()
         self._workplace, self._options = workplace, options
@@ -206,15 +209,6 @@ class ThroughStore(Route[InStore, Result]):
         self._max_nbytes = 0
 
     def submit(self, source: Any, *, may_wait: bool) -> InStore:
-        steps, data, kind, key = self._opened(source)
-        return InStore(steps, run(steps.submit(data, kind, key=key, may_wait=may_wait)))
-
-    def _submit_pinned(self, source: Any, *, may_wait: bool) -> InStore:
-        """Submit an item whose result stays in the store: see `StoreSteps.submit_pinned`."""
-        steps, data, kind, key = self._opened(source)
-        return InStore(steps, run(steps.submit_pinned(data, kind, key=key, may_wait=may_wait)))
-
-    def _opened(self, source: Any) -> tuple[StoreSteps, memoryview, Modality, ContentKey]:
         data, kind, key = self._workplace.file_of(
             source, self._options.form, self._options.modality
         )
@@ -222,7 +216,8 @@ class ThroughStore(Route[InStore, Result]):
         if steps is None or steps.verbs is not store:
             self._max_nbytes = most_submitted_nbytes(store.stat())
             steps = self._steps = self._workplace.steps_over(store)
-        return steps, data, kind, key
+        submit = steps.submit_pinned if self._pins_results else steps.submit
+        return InStore(steps, run(submit(data, kind, key=key, may_wait=may_wait)))
 
     def abandon(self, ticket: InStore) -> None:
         ticket.steps.abandon(ticket.submitted)
@@ -247,8 +242,7 @@ class Shared(ThroughStore["SharedItem"]):
     It does not wait for the space of results that the program keeps.
     """
 
-    def submit(self, source: Any, *, may_wait: bool) -> InStore:
-        return self._submit_pinned(source, may_wait=may_wait)
+    _pins_results = True
 
     def collect(self, ticket: InStore) -> SharedItem:
         steps, submitted = ticket.steps, ticket.submitted

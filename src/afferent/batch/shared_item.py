@@ -92,9 +92,7 @@ class SharedItem:
             StaleHandle: They were evicted.
             StoreUnavailable: The store is gone.
         """
-        pin = self._pinned  # another thread may release it
-        pinned = pin.tree if pin is not None else None
-        tree = pinned if pinned is not None else self._found()
+        tree = pinned if (pinned := self._tree) is not None else self._found()
         views = {name: each for name, each in tree.items() if name != _PROMPT}
         if tensors == "torch":
             views = {name: torch_tensors.as_tensor(each) for name, each in views.items()}
@@ -112,6 +110,12 @@ class SharedItem:
     def release(self) -> None:
         """Release this object's own pin; views that it has returned keep theirs."""
         self._pinned = None
+
+    @property
+    def _tree(self) -> dict[str, Any] | None:
+        """The pinned views; ``None`` without a pin."""
+        pinned = self._pinned  # another thread may release it
+        return None if pinned is None else pinned.tree
 
     def _found(self) -> Mapping[str, Any]:
         store = connections.to(self._address)
@@ -141,9 +145,7 @@ class SharedItem:
         return hash(self.key)
 
     def __repr__(self) -> str:
-        pin = self._pinned  # another thread may release it
-        is_pinned = pin is not None and pin.tree is not None
-        pinned = ", pinned" if is_pinned else ""
+        pinned = ", pinned" if self._tree is not None else ""
         return f"<SharedItem {self.key.hex()[:12]}: {self.nbytes:,} bytes{pinned}>"
 
 

@@ -87,7 +87,7 @@ class BodyReader:
         )
         self._num_read = self._num_cut = 0
         self._reserved: tuple[float, int] | None = None
-        """What was left of the body's time at the reservation, and what had been read."""
+        """When the body's space was reserved: the seconds left for it, and the bytes read."""
         self._knows = knows
         self._num_looked_up = self._num_known = 0
         self._digests: dict[int, bytes] = {}  # of items that were looked up

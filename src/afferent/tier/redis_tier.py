@@ -196,7 +196,7 @@ class RedisTier:
             link.send([("EVAL", _RELEASE, 1, self._lease(name), holder) for name in names])
             replies = [link.replies.read() for _ in names]
         refused = [reply for reply in replies if isinstance(reply, ResponseError)]
-        if refused:  # such as a user who may not run scripts: the claims stay until they expire
+        if refused:  # the Redis user may not run scripts, for example: the claims have to expire
             raise TierUnavailable(in_a_line(refused[0]))
 
     # Inner steps

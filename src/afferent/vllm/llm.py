@@ -434,6 +434,8 @@ class LLM:
 class _Referring(ThroughStore[_Made]):
     """Way of an image to a reference, whose features stay pinned under its request."""
 
+    _pins_results = True
+
     def __init__(
         self, features: Features, tokens: PromptTokens, has_released_all: Callable[[], bool]
     ) -> None:
@@ -442,7 +444,7 @@ class _Referring(ThroughStore[_Made]):
 
     def submit(self, source: Any, *, may_wait: bool) -> InStore:
         has_released_all = self._has_released_all()
-        return self._submit_pinned(source, may_wait=may_wait and has_released_all)
+        return super().submit(source, may_wait=may_wait and has_released_all)
 
     def collect(self, ticket: InStore) -> _Made:
         steps, submitted = ticket.steps, ticket.submitted
