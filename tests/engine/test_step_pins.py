@@ -158,6 +158,21 @@ def test_secure_quarantined_item_loses_request(
     assert not secure(pins, "second failure", KEYS[1:2])
 
 
+def test_quarantine_does_not_read_records_of_version_before(
+    store: DaemonStore, pins: StepPins
+) -> None:
+    put(store)
+    older = keys.frame(b"afferent/quarantine/v1", KEYS[0])
+    record = {"until_s": time.time() + 60, "holds": False}  # without the engine's name
+    store.put("older", record, kind=ObjectKind.RECORDS, key=older)
+    quarantine.put(store, KEYS[0], engine="a", is_certain=False)
+    assert secure(pins, "one failure", KEYS[:1])
+    pins.use(KEYS[0])
+    pins.end_step()
+    quarantine.put(store, KEYS[0], engine="b", is_certain=False)
+    assert not secure(pins, "second failure", KEYS[:1])
+
+
 def test_pinned_step_survives_deletion_and_refill(store: DaemonStore, pins: StepPins) -> None:
     put(store)
     assert secure(pins, "r", KEYS)

@@ -20,7 +20,7 @@ from afferent.types import ContentKey, ObjectKind
 
 log = logging.getLogger(__name__)
 
-_TAG: Final = b"afferent/quarantine/v1"
+_TAG: Final = b"afferent/quarantine/v2"  # by the fields of a record
 _LENGTH_S: Final = 3600.0
 _REQUEST: Final = "quarantine"
 
