@@ -27,8 +27,8 @@ from tests import plain_http
 
 WORKER = "afferent.builtin.engine.worker.main"
 TINY_ENGINE = ("--engine", "examples.tiny_plugin:Tiny")
-"""Arguments of a server that needs an engine, but not the built-in one, which takes 6 s of processor
-time to start: this one says the mean colour of each image, and takes no sampling."""
+"""Arguments of a server that needs an engine, but not the built-in one, which takes 6 s of
+processor time to start: this one says the mean colour of each image, and takes no sampling."""
 START_TIMEOUT_S = 150.0
 STOP_TIMEOUT_S = 60.0
 _LEAST_POLL_S, _MOST_POLL_S = 0.01, 0.1

@@ -1,16 +1,19 @@
 """The documentation's examples run, and print what the pages say.
 
-A ``python`` block is run as a reader would run it: as a file of its own, with a server if the
-block contains the server's address. It prints the ``text`` block below it. Blocks that belong
-together are run by a test of `TOGETHER`. Any other block has ``<!-- fragment: why -->`` in the line
-above.
+A ``python`` block is run as a reader would run it: as a file of its own. A block that contains the
+server's address is run with a server, in this process, which has imported the large client
+libraries already. It prints the ``text`` block below it. Blocks that belong together are run by a
+test of `TOGETHER`. Any other block has ``<!-- fragment: why -->`` in the line above.
 """
 
 from __future__ import annotations
 
+import gc
 import inspect
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -81,6 +84,9 @@ WITH_SERVER = [
 ]
 
 
+RunHere = Callable[[Block, str], None]
+
+
 def name_of_block(block: Block) -> str:
     return f"{name_of(block.page)}-{python_blocks(block.page).index(block)}"
 
@@ -91,9 +97,9 @@ def test_the_examples_run(block: Block, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", WITH_SERVER, ids=name_of_block)
-def test_the_clients_examples_run(block: Block, server: Server, tmp_path: Path) -> None:
+def test_the_clients_examples_run(block: Block, server: Server, run_here: RunHere) -> None:
     """The program is unchanged except for the port."""
-    run_as_a_file(block, block.text.replace(URL, server.url), tmp_path)
+    run_here(block, block.text.replace(URL, server.url))
 
 
 def run_as_a_file(block: Block, program: str, folder: Path, *arguments: str) -> None:
@@ -111,6 +117,30 @@ def run_as_a_file(block: Block, program: str, folder: Path, *arguments: str) -> 
     assert done.returncode == 0
     assert block.printed is not None, "a block of text behind it says what it prints"
     assert done.stdout == block.printed
+
+
+@pytest.fixture
+def run_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> RunHere:
+    """A function that runs a program as `run_as_a_file` does, but in this process.
+
+    A warning is an error in all tests, also while the program's objects are deleted.
+    """
+
+    def run(block: Block, program: str) -> None:
+        file = tmp_path / "example.py"
+        file.write_text(program)
+        monkeypatch.chdir(ROOT)
+        monkeypatch.setattr("sys.argv", [str(file)])
+        runpy.run_path(str(file), run_name="__main__")
+        gc.collect()
+        printed = capfd.readouterr()
+        assert printed.err == ""
+        assert block.printed is not None, "a block of text behind it says what it prints"
+        assert printed.out == block.printed
+
+    return run
 
 
 def test_a_program_is_told_where_the_store_is(tmp_path: Path) -> None:
@@ -274,6 +304,6 @@ def test_the_apis_example(
 
 
 @pytest.mark.parametrize("number", [1, 2], ids=["forms", "tools"])
-def test_the_apis_other_examples(server: Server, tmp_path: Path, number: int) -> None:
+def test_the_apis_other_examples(server: Server, run_here: RunHere, number: int) -> None:
     block = python_blocks(DOCS / "api.md")[number]
-    run_as_a_file(block, block.text.replace(URL, server.url), tmp_path)
+    run_here(block, block.text.replace(URL, server.url))

@@ -18,7 +18,7 @@ from PIL import Image
 
 from afferent.conformance.images import draw_image
 from tests import plain_http
-from tests.server import Server, ask, data_url, image_part, wait_until
+from tests.server import TINY_ENGINE, Server, ask, data_url, image_part, wait_until
 
 QUESTION = "What is in the picture?"
 
@@ -226,7 +226,7 @@ def test_one_bad_picture_among_good_ones(server: Server, good: dict[str, Any]) -
 
 
 def test_a_body_over_the_limit() -> None:
-    with Server("--max-body-nbytes", "100KiB") as server:
+    with Server(*TINY_ENGINE, "--max-body-nbytes", "100KiB") as server:
         body = json.dumps(ask([], "x" * 200_000)).encode()
         response = plain_http.post(f"{server.url}/v1/chat/completions", content=body, timeout=30)
         check(response, 413, "body_too_large", "102400")

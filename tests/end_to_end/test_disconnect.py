@@ -24,7 +24,7 @@ from afferent.types import KiB, MiB, ObjectKind, ReserveItem
 from tests import plain_http
 from tests.images import encoded, photo
 from tests.media.media_host import media_host
-from tests.server import Server, ask, data_url, suspended, wait_until
+from tests.server import TINY_ENGINE, Server, ask, data_url, suspended, wait_until
 
 BOUND_S = 10.0
 """A limit for busy machines; the goal is 0.2 s, and the measured time is printed."""
@@ -54,7 +54,7 @@ def own_server(stalling_host: str) -> Iterator[Server]:
     arguments = ["--arena-nbytes", "64MiB", "--fetch-allow", stalling_host]
     for what in ("fetch-idle", "fetch-total", "body-idle", "admission"):
         arguments += [f"--{what}-timeout-s", PATIENCE_S]
-    with Server(*arguments) as own:
+    with Server(*TINY_ENGINE, *arguments) as own:
         yield own
 
 
@@ -121,10 +121,16 @@ class Place:
             self.store.release("all")
 
 
+@contextlib.contextmanager
+def place_at(server: Server, host: str, rng: np.random.Generator) -> Iterator[Place]:
+    with server.store() as store, plain_http.Client(timeout=30) as http:
+        yield Place(server, store, http, host, rng)
+
+
 @pytest.fixture
 def place(own_server: Server, stalling_host: str, rng: np.random.Generator) -> Iterator[Place]:
-    with own_server.store() as store, plain_http.Client(timeout=30) as http:
-        yield Place(own_server, store, http, stalling_host, rng)
+    with place_at(own_server, stalling_host, rng) as found:
+        yield found
 
 
 At = Callable[[Place], Iterator[socket.socket]]
@@ -134,20 +140,24 @@ At = Callable[[Place], Iterator[socket.socket]]
 class Stage:
     """Yields the client's connection when its request has reached a stage.
 
-    After the disconnect, stopped processes still pin ``still_held`` objects.
+    After the disconnect, stopped processes still pin ``still_held`` objects. A stage inside of the
+    built-in engine runs on the server of all tests, and each other one on a server without it.
     """
 
     at: At
     still_held: int
     num_requests: int
+    is_inside: bool
 
 
 STAGES: dict[str, Stage] = {}
 
 
-def stage(*, still_held: int = 0, num_requests: int = 1) -> Callable[[At], At]:
+def stage(
+    *, still_held: int = 0, num_requests: int = 1, is_inside: bool = False
+) -> Callable[[At], At]:
     def add(function: At) -> At:
-        STAGES[function.__name__] = Stage(function, still_held, num_requests)
+        STAGES[function.__name__] = Stage(function, still_held, num_requests, is_inside)
         return function
 
     return add
@@ -216,7 +226,8 @@ def waiting_for_a_worker(place: Place) -> Iterator[socket.socket]:
         yield sock
 
 
-@stage(still_held=2)  # the core, and the worker through it, pin the items of the first request
+# The core, and the worker through it, pin the items of the first request.
+@stage(still_held=2, is_inside=True)
 def waiting_for_the_engine(place: Place) -> Iterator[socket.socket]:
     engine = place.server.engine_workers()
     with suspended(engine), ThreadPoolExecutor(1) as thread:
@@ -232,7 +243,7 @@ def waiting_for_the_engine(place: Place) -> Iterator[socket.socket]:
         assert first.result().status_code == 200
 
 
-@stage()
+@stage(is_inside=True)
 def streaming(place: Place) -> Iterator[socket.socket]:
     engine = place.server.engine_workers()
     with place.send(place.drawn(40), stream=True) as sock:
@@ -273,16 +284,22 @@ def leaves(place: Place, stage: Stage, how: Callable[[socket.socket], None]) -> 
 @pytest.mark.parametrize("how", [leave, reset])
 @pytest.mark.parametrize("name", STAGES)
 def test_a_client_leaves(
-    place: Place,
+    server: Server,
+    own_server: Server,
+    stalling_host: str,
+    rng: np.random.Generator,
     request: pytest.FixtureRequest,
     name: str,
     how: Callable[[socket.socket], None],
 ) -> None:
     num_times = 9 if request.config.getoption("--storm") else 1
-    took_ms = [leaves(place, STAGES[name], how) for _ in range(num_times)]
+    stage = STAGES[name]
+    where = server if stage.is_inside else own_server
+    with place_at(where, stalling_host, rng) as place:
+        took_ms = [leaves(place, stage, how) for _ in range(num_times)]
     print(f"{name}, {how.__name__}: back after {statistics.median(took_ms):.0f} ms", end=" ")
     print(f"({min(took_ms):.0f} to {max(took_ms):.0f})")
-    assert place.server.post(ask([], "Hello!")).status_code == 200
+    assert where.post(ask([], "Hello!")).status_code == 200
 
 
 def test_a_large_body_whose_client_was_killed(place: Place) -> None:

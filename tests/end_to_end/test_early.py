@@ -18,7 +18,7 @@ from tests.end_to_end.test_gateway_stream import upload
 from tests.end_to_end.test_openai_engine import pinned_nbytes
 from tests.end_to_end.test_upstream import standing
 from tests.images import encoded
-from tests.server import Server, ask, data_url, wait_until
+from tests.server import TINY_ENGINE, Server, ask, data_url, wait_until
 
 EARLY = "afferent_early_items_total"
 MADE = 'afferent_items_total{modality="image",outcome="made"}'
@@ -29,7 +29,7 @@ QUESTION = "What is in the images?"
 RNG = np.random.default_rng(38)
 
 
-@pytest.fixture(scope="module", params=["built-in", "in front"])
+@pytest.fixture(scope="module", params=["of an engine", "in front"])
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
@@ -37,7 +37,7 @@ def server(
         with standing(tmp_path_factory.mktemp("front"), "shapes") as front:
             yield front.server
     else:
-        with Server() as running:
+        with Server(*TINY_ENGINE) as running:
             yield running
 
 
@@ -156,7 +156,7 @@ def test_a_broken_image_gets_the_same_answer(server: Server) -> None:
 
 
 def test_after_an_option_behind_an_image_nothing_is_begun() -> None:
-    with Server() as own:
+    with Server(*TINY_ENGINE) as own:
         for expected in (1, 0):
             files = new_files(2)
             body, before = body_of(files, detail="low"), own.metrics()

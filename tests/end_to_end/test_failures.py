@@ -19,7 +19,7 @@ import pytest
 
 from afferent.conformance.images import draw_image
 from afferent.store.client.daemon_store import DaemonStore
-from tests.server import WORKER, Server, ask, data_url, resume, suspended, wait_until
+from tests.server import TINY_ENGINE, WORKER, Server, ask, data_url, resume, suspended, wait_until
 
 QUESTION = "What is in the picture?"
 
@@ -203,7 +203,7 @@ def test_a_client_that_leaves_is_forgotten(
 
 
 def test_a_worker_that_hangs_is_replaced(rng: np.random.Generator) -> None:
-    with Server("--preprocess-timeout-s", "3") as server:
+    with Server(*TINY_ENGINE, "--preprocess-timeout-s", "3") as server:
         with suspended(server.idle_preprocess_workers()):
             failed = server.post(new_request(rng))
         assert failed.status_code == 503
@@ -211,14 +211,19 @@ def test_a_worker_that_hangs_is_replaced(rng: np.random.Generator) -> None:
         assert server.post(new_request(rng)).status_code == 200
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("signum", "engine", "num_processes"),
+    [(signal.SIGINT, TINY_ENGINE, 6), (signal.SIGKILL, (), 9)],
+    ids=["SIGINT", "SIGKILL"],
+)
 def test_nothing_is_left_when_the_supervisor_ends(
-    rng: np.random.Generator, signum: signal.Signals
+    rng: np.random.Generator, signum: signal.Signals, engine: tuple[str, ...], num_processes: int
 ) -> None:
-    with Server() as server:
+    """`test_sigterm_finishes_running_requests` stops the built-in engine's processes in order."""
+    with Server(*engine) as server:
         assert server.post(new_request(rng)).status_code == 200
         processes = server.processes()
-        assert len(processes) == 9
+        assert len(processes) == num_processes
         server.popen.send_signal(signum)
         server.popen.wait(60)
         assert_gone(processes)

@@ -20,11 +20,12 @@ import pytest
 from afferent.conformance.images import draw_image
 from afferent.types import MiB, ObjectKind
 from tests.images import encoded, photo
-from tests.server import Server, ask, data_url, resume, suspended, wait_until
+from tests.server import TINY_ENGINE, Server, ask, data_url, resume, suspended, wait_until
 
 QUESTION = "What is in the picture?"
 NUM = 3
 LIMIT = 2
+ENGINE = "examples.tiny_plugin"
 REQUESTS = 'afferent_requests_total{api="openai_chat",outcome="ok"}'
 
 
@@ -37,6 +38,7 @@ def files_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(files_folder: Path) -> Iterator[Server]:
     """A server with a limit on concurrent requests, and an arena that a few large pictures fill."""
     with Server(
+        *TINY_ENGINE,
         "--files-store",
         str(files_folder),
         "--frontends",
@@ -292,7 +294,8 @@ def test_frontend_killed_during_an_upload_leaves_no_file(
 
 def test_all_finish_what_they_have_begun(server: Server, rng: np.random.Generator) -> None:
     with lines(server) as each:
-        with suspended(server.engine_workers()):
+        (engine,) = server.find(ENGINE)
+        with suspended([engine]):
             for line in each:
                 line.send(new_request(rng))
             wait_until(lambda: server.metrics()["afferent_requests_in_flight"] == NUM)

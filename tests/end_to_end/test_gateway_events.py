@@ -13,7 +13,7 @@ from afferent.keys import placement_digest
 from afferent.types import Modality
 from tests.images import encoded, photo
 from tests.ports import free_pair
-from tests.server import Server, ask, data_url, wait_until
+from tests.server import TINY_ENGINE, Server, ask, data_url, wait_until
 
 HOSTS = ("127.0.0.2", "127.0.0.3")
 NUM_IMAGES = 6
@@ -34,7 +34,9 @@ def port() -> int:
 def replicas(port: int) -> Iterator[list[Server]]:
     with ExitStack() as stack:
         yield [
-            stack.enter_context(Server("--host", host, "--item-events", f"tcp://{host}:{port}"))
+            stack.enter_context(
+                Server(*TINY_ENGINE, "--host", host, "--item-events", f"tcp://{host}:{port}")
+            )
             for host in HOSTS
         ]
 

@@ -13,7 +13,7 @@ import pytest
 from tests.end_to_end.replicas import Replica, Replicas
 from tests.images import encoded, photo
 from tests.media_files import make_audio, tone
-from tests.server import Server, image_part, wait_until
+from tests.server import TINY_ENGINE, Server, image_part, wait_until
 
 KNOWN, UNKNOWN = (
     f'afferent_upstream_named_items_total{{outcome="{outcome}"}}'
@@ -161,7 +161,7 @@ def test_other_forms_are_always_sent(server: Server, replica: Replica, part: Any
 def real() -> Iterator[tuple[Server, Server]]:
     """Yield a gateway and its replica."""
     with ExitStack() as stack:
-        behind = stack.enter_context(Server())
+        behind = stack.enter_context(Server(*TINY_ENGINE))
         arguments = ("--engine", "openai", "--engine-url", behind.url)
         yield stack.enter_context(Server(*arguments, "--engine-names", "afferent")), behind
 
@@ -172,7 +172,7 @@ def media_nbytes(server: Server) -> float:
 
 def answer_of(server: Server, seed: int) -> tuple[str, str]:
     question = chat(image(seed), {"type": "text", "text": "What?"}, model="shapes", max_tokens=4)
-    answer = server.post({**question, "temperature": 0})
+    answer = server.post(question)
     assert answer.status_code == 200, answer.text
     said = answer.json()["choices"][0]["message"]["content"]
     return said, answer.headers["x-afferent-items"]

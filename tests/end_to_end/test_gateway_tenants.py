@@ -14,7 +14,7 @@ from afferent.admission.shares import Share
 from afferent.admission.signed_share import HEADER, SignedShares
 from tests import plain_http
 from tests.images import encoded, photo
-from tests.server import Server, ask, data_url
+from tests.server import TINY_ENGINE, Server, ask, data_url
 
 SECRET = "the-secret-of-this-fleet-0123456789"
 KEYS = {"acme": "acme-key-0123456789", "other": "other-key-0123456789"}
@@ -25,7 +25,10 @@ CHAT = "/v1/chat/completions"
 @pytest.fixture(scope="module")
 def replicas() -> Iterator[list[Server]]:
     with ExitStack() as stack:
-        yield [stack.enter_context(Server("--gateway-tenants", env=ENV)) for _ in range(2)]
+        yield [
+            stack.enter_context(Server(*TINY_ENGINE, "--gateway-tenants", env=ENV))
+            for _ in range(2)
+        ]
 
 
 @pytest.fixture(scope="module")

@@ -1,27 +1,35 @@
-"""Hostile files through the HTTP API are refused, while all other requests are served."""
+"""Hostile files through the HTTP API are refused, while all other requests are served.
+
+The server for hostile sounds is also that of the other tests with a model that hears.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Literal
 
 import httpx2 as httpx
 import numpy as np
 import psutil
 import pytest
+from PIL import Image
 
 from afferent.conformance.images import draw_image
 from afferent.types import MiB
 from tests import plain_http
+from tests.builtin.live import connected, image_part
+from tests.end_to_end.test_live import text_of
+from tests.end_to_end.test_media import chat, media_part
 from tests.hostile_av import hostile_files
 from tests.hostile_images import hostile_images
-from tests.media_files import make_audio, tone
+from tests.images import encoded
+from tests.media_files import make_audio, make_av_audio, tone
 from tests.models import make_voxtral
 from tests.server import Server, wait_until
 
@@ -32,20 +40,15 @@ File = tuple[str, Kind, bytes]
 ORDINARY_EVERY = 25
 NUM_CLIENTS = 4
 MAX_GROWTH_NBYTES = 160 * MiB  # includes what a worker keeps for its next item
-_ARGUMENTS = ("--arena-nbytes", "256MiB", "--prefix-cache-tokens", "0")
+HIT = 'afferent_items_total{modality="audio",outcome="hit"}'
 CODES = {"invalid_media", "unsupported_media", "media_too_large", "context_length_exceeded"}
 
 
-@pytest.fixture
-def seeing() -> Iterator[Server]:
-    with Server(*_ARGUMENTS) as server:
-        yield server
-
-
-@pytest.fixture
-def hearing(tmp_path: Path) -> Iterator[Server]:
-    make_voxtral(tmp_path / "voxtral")
-    with Server(str(tmp_path / "voxtral"), *_ARGUMENTS) as server:
+@pytest.fixture(scope="module")
+def hearing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("model") / "voxtral"
+    make_voxtral(folder)
+    with Server("--model", str(folder)) as server:
         yield server
 
 
@@ -159,13 +162,69 @@ def run_all(server: Server, judge: Judge, files: list[File]) -> None:
 
 @pytest.mark.timeout(600)
 def test_hostile_images_and_videos(
-    seeing: Server, rng: np.random.Generator, files: list[File]
+    server: Server, rng: np.random.Generator, files: list[File]
 ) -> None:
     chosen = [file for file in files if file[1] != "audio"]
-    run_all(seeing, Judge(seeing, rng, model="shapes"), chosen)
+    run_all(server, Judge(server, rng, model="shapes"), chosen)
 
 
 @pytest.mark.timeout(600)
 def test_hostile_sounds(hearing: Server, rng: np.random.Generator, files: list[File]) -> None:
     chosen = [file for file in files if file[1] == "audio"]
     run_all(hearing, Judge(hearing, rng, model="voxtral"), chosen)
+
+
+# Other sounds
+
+
+def test_audio(hearing: Server) -> None:
+    """A part in OpenAI's format and a URL are one item; another file of the same sound is not."""
+    samples = tone(1.5, seed=15)  # which no other test sends
+    wav, ogg = make_audio(samples, 16_000), make_av_audio(samples, 48_000, "libopus", "ogg")
+    num_hits = hearing.metrics().get(HIT, 0)
+    data = base64.b64encode(wav).decode()
+    spelled = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+    answers = [
+        chat(hearing, "voxtral", [part], max_tokens=8)
+        for part in (spelled, media_part("audio", wav), media_part("audio", ogg))
+    ]
+    assert answers[0].choices[0].message.content == answers[1].choices[0].message.content
+    assert len({answer.usage.prompt_tokens for answer in answers}) == 1
+    assert hearing.metrics()[HIT] - num_hits == 1
+    wait_until(lambda: hearing.metric("afferent_arena_pinned_bytes") == 0)
+
+
+def test_sound_of_the_buffer_and_of_an_item_is_heard(hearing: Server) -> None:
+    samples = (32_000 * tone(1.0, 24_000)).astype("<i2").reshape(-1).tobytes()
+    audio = base64.b64encode(samples).decode()
+    picture = image_part(encoded(Image.new("RGB", (8, 8)), "PNG"))
+
+    async def main(url: str) -> None:
+        async with connected(url, model="voxtral") as live:
+            half = len(samples) // 4 * 2
+            for piece in (samples[:half], samples[half:]):
+                sent = base64.b64encode(piece).decode()
+                await live.send(type="input_audio_buffer.append", audio=sent)
+            await live.send(type="input_audio_buffer.commit")
+            committed = await live.until("input_audio_buffer.committed")
+            done = await live.until("conversation.item.done")
+            assert done.item.id == committed.item_id
+            assert done.item.content[0].type == "input_audio"
+            heard = await live.answer(max_output_tokens=4, temperature=0)
+            await live.send(type="input_audio_buffer.append", audio=audio)
+            await live.send(type="input_audio_buffer.clear")
+            await live.until("input_audio_buffer.cleared")
+            error = await live.refused(type="input_audio_buffer.commit")
+            assert error.code == "invalid_media"
+        async with connected(url, model="voxtral") as live:
+            await live.add({"type": "input_audio", "audio": audio})
+            same = await live.answer(max_output_tokens=4, temperature=0)
+            assert same.usage.input_tokens == heard.usage.input_tokens > 10
+            assert text_of(same) == text_of(heard)
+            error = await live.refused(
+                type="conversation.item.create",
+                item={"type": "message", "role": "user", "content": [picture]},
+            )
+            assert error.code == "unsupported_media"
+
+    asyncio.run(main(hearing.url))

@@ -14,7 +14,7 @@ from afferent.types import Modality
 from tests import plain_http, waiting
 from tests.images import encoded, photo
 from tests.operations.item_reader import ItemReader
-from tests.server import Server, data_url
+from tests.server import TINY_ENGINE, Server, data_url
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Server]:
-    with Server("--item-events", f"ipc://{folder}/items") as running:
+    with Server(*TINY_ENGINE, "--item-events", f"ipc://{folder}/items") as running:
         yield running
 
 
@@ -129,7 +129,7 @@ def test_tenant_finds_its_own_items_alone(tmp_path: Path) -> None:
     tenants = (f'{{name = "{name}", api_keys = ["{key}"]}}' for name, key in TENANTS.items())
     settings.write_text(f"tenants = [{', '.join(tenants)}]\n")
     env = {"AFFERENT_FLEET_SECRET": "s" * 32}
-    with Server("--config", str(settings), env=env) as server:
+    with Server(*TINY_ENGINE, "--config", str(settings), env=env) as server:
         data = image(2)
         names = {tenant: name_of(server, data, tenant) for tenant in TENANTS}
         send(server, "/v1/chat/completions", request(data), "anna")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +18,7 @@ from websockets.exceptions import ConnectionClosed
 
 from tests.builtin.live import Live, connected, image_part, text_part
 from tests.images import encoded
-from tests.media_files import tone
-from tests.models import make_one_token, make_voxtral
+from tests.models import make_one_token
 from tests.server import Server, data_url, wait_until
 from tests.server import ask as about
 from training import one_token as training
@@ -130,44 +127,6 @@ def test_session_is_lost_with_the_engine_and_begins_again(one_token: Server) -> 
             assert text_of(response) == text_of(expected)
 
     asyncio.run(main())
-
-
-def test_sound_of_the_buffer_and_of_an_item_is_heard(tmp_path: Path) -> None:
-    folder = tmp_path / "voxtral"
-    make_voxtral(folder)
-    samples = (32_000 * tone(1.0, 24_000)).astype("<i2").reshape(-1).tobytes()
-    audio = base64.b64encode(samples).decode()
-
-    async def main(url: str) -> None:
-        async with connected(url, model="voxtral") as live:
-            half = len(samples) // 4 * 2
-            for piece in (samples[:half], samples[half:]):
-                sent = base64.b64encode(piece).decode()
-                await live.send(type="input_audio_buffer.append", audio=sent)
-            await live.send(type="input_audio_buffer.commit")
-            committed = await live.until("input_audio_buffer.committed")
-            done = await live.until("conversation.item.done")
-            assert done.item.id == committed.item_id
-            assert done.item.content[0].type == "input_audio"
-            heard = await live.answer(max_output_tokens=4, temperature=0)
-            await live.send(type="input_audio_buffer.append", audio=audio)
-            await live.send(type="input_audio_buffer.clear")
-            await live.until("input_audio_buffer.cleared")
-            error = await live.refused(type="input_audio_buffer.commit")
-            assert error.code == "invalid_media"
-        async with connected(url, model="voxtral") as live:
-            await live.add({"type": "input_audio", "audio": audio})
-            same = await live.answer(max_output_tokens=4, temperature=0)
-            assert same.usage.input_tokens == heard.usage.input_tokens > 10
-            assert text_of(same) == text_of(heard)
-            error = await live.refused(
-                type="conversation.item.create",
-                item={"type": "message", "role": "user", "content": frames(1)},
-            )
-            assert error.code == "unsupported_media"
-
-    with Server("--model", str(folder)) as server:
-        asyncio.run(main(server.url))
 
 
 def urls_of(colours: list[int]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Video and audio through the official client, and features of the model's own processor."""
+"""Video through the official client, and features of the model's own processor."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import openai
 import pytest
 
 from afferent.conformance.images import draw_image
-from tests.media_files import make_audio, make_av_audio, make_video, tone
-from tests.models import make_voxtral
+from tests.media_files import make_audio, make_video, tone
 from tests.server import Server, ask, data_url, wait_until
 
 QUESTION = "What is in the picture?"
@@ -78,25 +77,6 @@ def test_what_the_model_does_not_take(server: Server) -> None:
         chat(server, "shapes", too_many)
     with pytest.raises(openai.BadRequestError, match="video"):
         chat(server, "shapes", [media_part("video", sound)])
-
-
-def test_audio(tmp_path: Path) -> None:
-    """A part in OpenAI's format and a URL are one item; another file of the same sound is not."""
-    make_voxtral(tmp_path / "voxtral")
-    samples = tone(1.5)
-    wav, ogg = make_audio(samples, 16_000), make_av_audio(samples, 48_000, "libopus", "ogg")
-    with Server(str(tmp_path / "voxtral"), "--preprocess-workers", "1") as server:
-        data = base64.b64encode(wav).decode()
-        spelled = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
-        answers = [
-            chat(server, "voxtral", [part], max_tokens=8)
-            for part in (spelled, media_part("audio", wav), media_part("audio", ogg))
-        ]
-        assert answers[0].choices[0].message.content == answers[1].choices[0].message.content
-        assert len({answer.usage.prompt_tokens for answer in answers}) == 1
-        hit = 'afferent_items_total{modality="audio",outcome="hit"}'
-        assert server.metrics()[hit] == 1
-        wait_until(lambda: server.metric("afferent_arena_pinned_bytes") == 0)
 
 
 def test_features_of_the_models_own_processor(rng: np.random.Generator) -> None:

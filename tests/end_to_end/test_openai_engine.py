@@ -50,6 +50,15 @@ def server(
         yield running
 
 
+@pytest.fixture(scope="module")
+def small(replicas: Replicas) -> Iterator[Server]:
+    """A server with a small arena, which sends videos as the images of their frames."""
+    arguments = ["--engine", "openai", "--engine-url", ",".join(replicas.urls)]
+    arguments += ["--engine-video-frames", "--arena-nbytes", "64MiB", "--raw-share", "0.2"]
+    with Server(*arguments) as running:
+        yield running
+
+
 @pytest.fixture(autouse=True)
 def _fresh(replicas: Replicas, server: Server) -> Iterator[None]:
     replicas.reset()
@@ -127,18 +136,16 @@ def test_image_that_the_engine_does_not_read_is_converted_without_loss(
 
 
 def test_video_arrives_as_it_came_or_as_the_images_of_its_frames(
-    server: Server, replicas: Replicas
+    server: Server, small: Server, replicas: Replicas
 ) -> None:
     file = animations.saved("GIF", [photo(80, 50, seed) for seed in (1, 2, 3)], duration=500)
     video = {"type": "video_url", "video_url": {"url": url(file, "image/gif")}}
     said(server.post(chat(video)))
     assert only_request(replicas).json == chat(video)
     replicas.reset()
-    arguments = ["--engine", "openai", "--engine-url", ",".join(replicas.urls)]
-    with Server(*arguments, "--engine-video-frames") as other:
-        for _ in range(2):
-            said(other.post(chat(video, {"type": "text", "text": "?"})))
-        wait_until(lambda: pinned_nbytes(other) == 0)
+    for _ in range(2):
+        said(small.post(chat(video, {"type": "text", "text": "?"})))
+    wait_until(lambda: pinned_nbytes(small) == 0)
     first, again = (got.json for replica in replicas.all for got in replica.got)
     assert first == again
     *frames, _ = first["messages"][0]["content"]
@@ -374,14 +381,12 @@ def test_stored_files_reach_the_engine_as_bytes(server: Server, replicas: Replic
         files.delete(id)
 
 
-def test_document_whose_pages_never_fit_is_refused_at_once(replicas: Replicas) -> None:
+def test_document_whose_pages_never_fit_is_refused_at_once(small: Server) -> None:
     """A request keeps its pages: it must not wait for space that it has itself."""
     noise = np.random.default_rng(1).integers(0, 256, (600, 600, 3), dtype=np.uint8)
     data = pdfs.of_one_image(Image.fromarray(noise), num_pages=20)
     file = {"type": "file", "file": {"file_data": url(data, "application/pdf"), "filename": "a"}}
-    arguments = ["--engine", "openai", "--engine-url", ",".join(replicas.urls)]
-    with Server(*arguments, "--arena-nbytes", "64MiB", "--raw-share", "0.2") as other:
-        answer = other.post(chat(file))
-        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "arena_too_small")
-        said(other.post(chat({**file, "file": {**file["file"], "pages": "1-2"}})))
-        wait_until(lambda: pinned_nbytes(other) == 0)
+    answer = small.post(chat(file))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "arena_too_small")
+    said(small.post(chat({**file, "file": {**file["file"], "pages": "1-2"}})))
+    wait_until(lambda: pinned_nbytes(small) == 0)

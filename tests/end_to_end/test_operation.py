@@ -31,7 +31,7 @@ from afferent.types import GiB, Modality
 from tests import plain_http
 from tests.media.test_fetch import media_host, send
 from tests.models import make_llava
-from tests.server import Server, ask, data_url, suspended, wait_until
+from tests.server import TINY_ENGINE, Server, ask, data_url, suspended, wait_until
 from tests.telemetry.collector import Collector, attributes_of
 
 QUESTION = "What is in the picture?"
@@ -179,8 +179,12 @@ def test_json_logs_carry_the_request_id(explaining: Server, rng: np.random.Gener
 
 
 def test_json_logs_have_an_object_in_every_line() -> None:
-    """Starts, deaths and stops of all processes, and errors before the start."""
-    with Server("--log-format", "json", "--log-level", "warning") as server:
+    """Starts, deaths and stops of all processes, and errors before the start.
+
+    `test_a_model_of_another_family` reads the lines of the built-in engine's processes.
+    """
+    arguments = ["--log-format", "json", "--log-level", "warning"]
+    with Server(*TINY_ENGINE, *arguments) as server:
         (worker, _) = server.idle_preprocess_workers()
         for process in (worker, *server.find("afferent.builtin.frontend")):
             process.kill()
@@ -301,17 +305,23 @@ def test_pictures_from_a_host_of_the_operators_own(
 
 
 def test_a_model_of_another_family(tmp_path: Path, rng: np.random.Generator) -> None:
-    """The text of a LLaVA with random weights is that of plain `generate`."""
+    """The text of a LLaVA with random weights is that of plain `generate`.
+
+    Every line of the log is a JSON object.
+    """
     folder = tmp_path / "tiny-llava"
     make_llava(folder)
     pictures = [draw_image(rng) for _ in range(2)]
-    with Server(str(folder), "--preprocess-workers", "1") as server:
+    arguments = ["--preprocess-workers", "1", "--log-format", "json", "--log-level", "warning"]
+    with Server(str(folder), *arguments) as server:
         request = ask([data_url(p, "png") for p in pictures], QUESTION, max_tokens=10)
         request["model"] = "tiny-llava"
         response = server.post(request)
         assert response.status_code == 200, response.text
         completion = response.json()
         assert server.post(ask([], "hi")).status_code == 404
+    events = [json.loads(line) for line in server.lines]
+    assert {"core", "worker", "stopped"} <= {event.get("part") for event in events}
     family = family_of(folder)
     prompts = PromptBuilder(folder, family)
     parts = (*(MediaPart(Modality.IMAGE, "") for _ in pictures), TextPart(QUESTION))
@@ -377,18 +387,21 @@ def test_whoever_stops_a_start_hears_of_nothing_else() -> None:
 @pytest.mark.timeout(240)
 def test_sighup_drains_as_sigterm_does(rng: np.random.Generator) -> None:
     """A terminal that closes may send the signal twice."""
-    body = ask([data_url(draw_image(rng, colour="green", shape="star"))], QUESTION)
+    body = ask([data_url(draw_image(rng))], QUESTION)
     # These tests may run under nohup, and a server inherits that it ignores the signal.
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    with Server("--arena-nbytes", "64MiB") as server, ThreadPoolExecutor(1) as threads:
+    small = ["--arena-nbytes", "64MiB"]
+    with Server(*TINY_ENGINE, *small) as server, ThreadPoolExecutor(1) as threads:
         signal.signal(signal.SIGHUP, before)
-        with suspended(server.engine_workers()):
+        expected = server.post(body).json()["choices"][0]["message"]["content"]
+        assert expected
+        with suspended(server.find("examples.tiny_plugin")):
             answer = threads.submit(server.post, body)
             wait_until(lambda: server.metric("afferent_requests_in_flight") == 1)
             for _ in range(2):
                 server.popen.send_signal(signal.SIGHUP)
             wait_until(lambda: "finishing running requests" in server.log())
             wait_until(server.refuses)
-        assert answer.result(60).json()["choices"][0]["message"]["content"] == "a green star"
+        assert answer.result(60).json()["choices"][0]["message"]["content"] == expected
         assert server.popen.wait(60) == 0
         assert "every process has ended" in server.lines[-1]

@@ -24,7 +24,7 @@ from tests import plain_http
 from tests.callbacks import SLACK, MeterOfServer
 from tests.end_to_end.burst import Outcome, send
 from tests.images import encoded, photo
-from tests.server import Server, ask, data_url, wait_until
+from tests.server import TINY_ENGINE, Server, ask, data_url, wait_until
 
 pytestmark = pytest.mark.alone
 
@@ -159,7 +159,8 @@ def test_refusals_come_when_they_are_decided(burst: Burst) -> None:
     """No byte of the arena is free: each request is refused as soon as its timeout is over."""
     timeout_s = 1.0
     body = ask([data_url(encoded(photo(500, 400), "PNG"))], "What?")
-    with Server("--arena-nbytes", "32MiB", "--admission-timeout-s", str(timeout_s)) as server:
+    limits = ("--arena-nbytes", "32MiB", "--admission-timeout-s", str(timeout_s))
+    with Server(*TINY_ENGINE, *limits) as server:
         url = f"{server.url}/v1/chat/completions"
 
         def refused_s(_: int) -> float:

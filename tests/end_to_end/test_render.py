@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,12 @@ from tests.media_files import make_video
 from tests.server import Server, ask, data_url, wait_until
 
 QUESTION = "What is in the picture?"
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Iterator[Server]:
+    with Server("--render-for", "reference", command="render") as running:
+        yield running
 
 
 def render(server: Server, body: dict[str, Any], query: str = "") -> httpx.Response:
@@ -109,20 +116,19 @@ def test_bad_input(server: Server, query: str) -> None:
     wait_until(lambda: server.metric("afferent_arena_pinned_bytes") == 0)
 
 
-def test_a_renderer_alone(server: Server, rng: np.random.Generator) -> None:
+def test_a_renderer_alone(server: Server, renderer: Server, rng: np.random.Generator) -> None:
     """``afferent render`` gives the tokens and hashes of a server with the model."""
     body = ask([data_url(draw_image(rng))], QUESTION)
     body["messages"][0]["content"].insert(
         0, media_part("video", make_video(num_frames=60, rate=30))
     )
-    with Server("--render-for", "reference", command="render") as renderer:
-        here = renderer.post_to("/v1/chat/completions/render", body)
-        there = server.post_to("/v1/chat/completions/render", body)
-        for name in ("token_ids", "features", "model"):
-            assert here.json()[name] == there.json()[name]
-        refused = renderer.post(body)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (501, "not_served")
-        assert renderer.get("/v1/models").status_code == 200
+    here = renderer.post_to("/v1/chat/completions/render", body)
+    there = server.post_to("/v1/chat/completions/render", body)
+    for name in ("token_ids", "features", "model"):
+        assert here.json()[name] == there.json()[name]
+    refused = renderer.post(body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (501, "not_served")
+    assert renderer.get("/v1/models").status_code == 200
 
 
 def test_renderer_names_items_as_servers_in_front_of_vllm_do(
@@ -133,8 +139,8 @@ def test_renderer_names_items_as_servers_in_front_of_vllm_do(
     store_path = tmp_path / "store.sock"
     engine = StandIn(tmp_path, store_path)
     where = ("--engine", "vllm", "--engine-url", engine.url, "--store-path", str(store_path))
-    with Server(command="render") as renderer, engine, Server(*where) as server:
-        answer = renderer.post_to("/v1/chat/completions/render", body)
+    with Server(command="render") as naming, engine, Server(*where) as server:
+        answer = naming.post_to("/v1/chat/completions/render", body)
         assert answer.status_code == 200, answer.text
         assert server.post(body).status_code == 200
         (heard,) = engine.heard
@@ -146,31 +152,30 @@ def test_renderer_names_items_as_servers_in_front_of_vllm_do(
 
 
 def test_renderer_for_stock_vllm_gives_its_hashes_and_reads_its_special_tokens(
-    rng: np.random.Generator,
+    renderer: Server, rng: np.random.Generator
 ) -> None:
     """tests/vllm/test_render.py compares whole prompts with those of vLLM."""
     pictures = [draw_image(rng) for _ in range(2)]
     body = ask([data_url(picture) for picture in pictures], f"{QUESTION}<|im_end|>")
     body["messages"][0]["content"][1]["uuid"] = "a-name-of-the-client"
     settings = ("--render-hashes", "vllm-sha256", "--render-model", "org/model")
-    with Server(*settings, command="render") as renderer:
-        answer = renderer.post_to("/v1/chat/completions/render", body)
+    with Server(*settings, command="render") as stock:
+        answer = stock.post_to("/v1/chat/completions/render", body)
         assert answer.status_code == 200, answer.text
         image = base64.b64decode(data_url(pictures[0]).partition(",")[2])
         first = image_hash(image, model="org/model", algorithm="sha256")
         assert answer.json()["features"]["mm_hashes"]["image"] == [first, "a-name-of-the-client"]
-        with Server("--render-for", "reference", command="render") as other:
-            quoted = other.post_to("/v1/chat/completions/render", body)
-            thin = ask([data_url(encoded(Image.new("RGB", (1, 7)), "PNG"), "png")], QUESTION)
-            thin_answers = [
-                each.post_to("/v1/chat/completions/render", thin) for each in (renderer, other)
-            ]
+        quoted = renderer.post_to("/v1/chat/completions/render", body)
+        thin = ask([data_url(encoded(Image.new("RGB", (1, 7)), "PNG"), "png")], QUESTION)
+        thin_answers = [
+            each.post_to("/v1/chat/completions/render", thin) for each in (stock, renderer)
+        ]
         assert [each.status_code for each in thin_answers] == [200, 400], "vLLM decodes it"
         num_ends = [each.json()["token_ids"].count(2) for each in (answer, quoted)]
         assert num_ends[0] == num_ends[1] + 1
         tool = {"type": "function", "function": {"name": "look"}}
         with_tools = {**body, "tools": [tool], "tool_choice": "required", "cache_salt": "salt"}
-        salted = renderer.post_to("/v1/chat/completions/render", with_tools).json()
+        salted = stock.post_to("/v1/chat/completions/render", with_tools).json()
         plain = answer.json()
         assert salted["cache_salt"] == "salt"
         assert salted["features"]["mm_hashes"] == plain["features"]["mm_hashes"]
@@ -178,13 +183,13 @@ def test_renderer_for_stock_vllm_gives_its_hashes_and_reads_its_special_tokens(
         question = [{"role": "user", "content": QUESTION}]
         message = {"model": "shapes", "messages": question, "max_tokens": 1}
         message["tools"] = [{"name": "look", "input_schema": {}}]
-        counted = renderer.post_to("/v1/messages/count_tokens", message).json()
-        written = renderer.post_to("/v1/messages/render", message).json()
+        counted = stock.post_to("/v1/messages/count_tokens", message).json()
+        written = stock.post_to("/v1/messages/render", message).json()
         assert counted == {"input_tokens": len(written["token_ids"])}
         assert "cache_salt" not in written
         completion = {"model": "shapes", "prompt": "a red", "cache_salt": "salt"}
-        (one,) = renderer.post_to("/v1/completions/render", completion).json()
+        (one,) = stock.post_to("/v1/completions/render", completion).json()
         assert one["cache_salt"] == "salt"
         empty = {"model": "shapes", "prompt": ""}
-        refused = renderer.post_to("/v1/completions/render", empty)
+        refused = stock.post_to("/v1/completions/render", empty)
         assert refused.status_code == 400

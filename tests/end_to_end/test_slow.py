@@ -16,7 +16,7 @@ import pytest
 from afferent.conformance.images import draw_image
 from afferent.types import KiB, MiB
 from tests.images import encoded, photo
-from tests.server import Server, ask, data_url, wait_until
+from tests.server import TINY_ENGINE, Server, ask, data_url, wait_until
 
 NUM_WRITERS = 50
 IDLE_S, BODY_S = 2.0, 4.0
@@ -29,7 +29,7 @@ PER_WRITER_NBYTES = 512 * KiB
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[Server]:
     limits = ["--body-idle-timeout-s", str(IDLE_S), "--body-timeout-s", str(BODY_S)]
-    with Server("--arena-nbytes", "64MiB", *limits) as own:
+    with Server(*TINY_ENGINE, "--arena-nbytes", "64MiB", *limits) as own:
         yield own
 
 
@@ -136,7 +136,8 @@ def test_readers_that_never_read(
 ) -> None:
     """The length of an answer is bounded: the request ends even if the client never reads."""
     urls = [data_url(draw_image(rng)) for _ in range(20)]
-    question = ask(urls, "Name all pictures.", stream=True, max_tokens=1500)
+    parameters = {"stream": True, "max_tokens": 1500, "ignore_eos": True, "logprobs": True}
+    question = ask(urls, "Name all pictures.", **parameters)
     body = json.dumps(question).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
     private_nbytes = frontend.memory_full_info().uss
@@ -147,7 +148,7 @@ def test_readers_that_never_read(
             sock = clients.enter_context(connect(own_server))
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sock.sendall(head % len(body) + body)
-        # The model computes 6,000 tokens.
+        # The engine answers 6,000 tokens.
         wait_until(lambda: own_server.metrics().get(name, 0.0) == ended + 4, timeout_s=200)
         wait_until(lambda: own_server.metric("afferent_arena_pinned_bytes") == 0)
         assert frontend.memory_full_info().uss - private_nbytes < 16 * MiB

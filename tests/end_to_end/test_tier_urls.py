@@ -13,7 +13,7 @@ import pytest
 
 from afferent.conformance.images import draw_image
 from tests.media.media_host import Answer, media_host, send
-from tests.server import Server, ask, wait_until
+from tests.server import TINY_ENGINE, Server, ask, wait_until
 from tests.tier.servers import RedisServer
 
 AWAY_S = 0.2
@@ -52,7 +52,7 @@ class Fleet:
     def answer(self, server: Server, path: str) -> str:
         """Return the answer to a request that must not fail."""
         url = f"http://{self.where}{path}"
-        response = server.post(ask([url], "What is in the picture?", temperature=0))
+        response = server.post(ask([url], "What is in the picture?"))
         assert response.status_code == 200, response.text
         said: str = response.json()["choices"][0]["message"]["content"]
         return said
@@ -63,6 +63,7 @@ def fleet() -> Iterator[Fleet]:
     answers: dict[str, Answer] = {}
     with media_host(answers) as where, RedisServer() as redis:
         settings = (
+            *TINY_ENGINE,
             "--tier",
             redis.url,
             "--fleet-secret",

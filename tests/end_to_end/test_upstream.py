@@ -42,13 +42,21 @@ from tests import animations, media_files, pdfs, plain_http
 from tests.end_to_end.standing_in import StandIn
 from tests.images import encoded, heic, in_mode, oriented, photo
 from tests.media.folders import make_llava
-from tests.media.media_host import media_host, send
+from tests.media.media_host import Answer, media_host, send
 from tests.server import Server, data_url, wait_until
 
 CHAT = "/v1/chat/completions"
 LIMITS = Limits()
 XMP_TEXT = PngInfo()
 XMP_TEXT.add_itxt("XML:com.adobe.xmp", '<x tiff:Orientation="6"/>', zip=True)
+
+
+@dataclass(slots=True)
+class Hosted:
+    """A media host, and the files that it has."""
+
+    where: str
+    answers: dict[str, Answer]
 
 
 @dataclass(slots=True)
@@ -87,13 +95,75 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
         yield front
 
 
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built-in model, with the engine's number of frames in a video."""
+    folder = tmp_path_factory.mktemp("usual") / "model"
+    shutil.copytree(BUILT_IN_MODELS / "shapes", folder)
+    path = folder / "video_preprocessor_config.json"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps({**settings, "min_frames": 4, "max_frames": 768}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def hosted() -> Iterator[Hosted]:
+    answers: dict[str, Answer] = {}
+    with media_host(answers) as where:
+        yield Hosted(where, answers)
+
+
+@pytest.fixture(scope="module")
+def lenient(
+    usual: Path, hosted: Hosted, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Front]:
+    """A server that takes all formats, and files of ``hosted``.
+
+    It reads short bodies only, and it prepares two requests at a time.
+    """
+    folder = tmp_path_factory.mktemp("lenient")
+    settings = ("--media-formats", "all", "--document-content", "text")
+    limits = ("--max-body-nbytes", "1MiB", "--max-mm-preprocess-concurrency", "2")
+    allowed = ("--fetch-allow", hosted.where)
+    with standing(folder, str(usual), *settings, *limits, *allowed) as front:
+        yield front
+
+
+@pytest.fixture(scope="module")
+def strict(usual: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    """A server that takes few and small items, and forwards documents and videos as they came."""
+    forwarding = ("--document-content", "forward", "--engine-video-bytes")
+    small = ("--max-images", "1", "--max-videos", "1", "--max-audio-clips", "1")
+    most = [f"--max-{kind}-nbytes=40000" for kind in ("image", "video", "audio")]
+    folder = tmp_path_factory.mktemp("strict")
+    with standing(folder, str(usual), *forwarding, *small, *most) as front:
+        yield front
+
+
+@pytest.fixture(scope="module")
+def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    """A server that prepares one request at a time, and whose model takes no videos."""
+    folder = tmp_path_factory.mktemp("gate")
+    model = folder / "model"
+    model.mkdir()
+    make_llava(model)
+    settings = ("--max-mm-preprocess-concurrency", "1", "--files-store", str(folder / "files"))
+    with standing(folder, str(model), *settings) as front:
+        yield front
+
+
 @pytest.fixture(autouse=True)
-def _fresh(front: Front) -> Iterator[None]:
+def _fresh(request: pytest.FixtureRequest, front: Front) -> Iterator[None]:
+    """Let each test begin with engines that have heard nothing, and end without pinned items."""
     front.engine.heard.clear()
     yield
-    front.engine.before_reading = None
-    front.engine.may_end.set()
-    wait_until(lambda: front.pinned_nbytes() == 0)
+    for used in request.node.funcargs.values():
+        if isinstance(used, Front):
+            used.engine.before_reading = None
+            used.engine.may_end.set()
+            used.engine.tells_gate = True
+            wait_until(lambda used=used: used.pinned_nbytes() == 0)  # type: ignore[misc]
+            used.engine.heard.clear()
 
 
 @pytest.fixture
@@ -239,35 +309,32 @@ def document(data: str) -> dict[str, Any]:
 
 
 def test_forwarded_documents_have_no_limits_of_media_and_keep_their_bytes(
-    tmp_path: Path, picture: str
+    strict: Front, picture: str
 ) -> None:
     """Neither their number nor their size is limited, and malformed base64 is no error."""
     png = picture.partition(",")[2]
-    small = ("--max-images", "1", "--max-videos", "1", "--max-audio-clips", "1")
-    most = [f"--max-{kind}-nbytes=40000" for kind in ("image", "video", "audio")]
     source = {"type": "base64", "media_type": "image/png", "data": png}
     shown = {"type": "image", "source": source}
     texts = [png] * 5 + ["QUJD" * 20 + "\n" + "QUJD", "QUJD" * 90 + "*", "QUJD" * 90_000 + "QR=="]
     blocks = [document(text) for text in texts]
-    with standing(tmp_path, "--document-content", "forward", *small, *most) as front:
-        answer = front.post("/v1/messages", chat(*blocks))
-        assert answer.status_code == 200, answer.text
-        assert json.loads(front.engine.heard[-1].body) == chat(*blocks)
-        answer = front.post("/v1/messages", chat(*blocks, shown))
-        assert answer.status_code == 200, answer.text
-        sent = json.loads(front.engine.heard[-1].body)["messages"][0]["content"]
-        assert sent[:-1] == blocks
-        assert sent[-1]["source"]["url"].startswith(SCHEME)
-        for refused in ([shown, shown], [*blocks, shown, shown]):
-            answer = front.post("/v1/messages", chat(*refused))
-            assert (answer.status_code, "--max-images" in answer.text) == (400, True), answer.text
-        for data, said in (
-            ("QUJD" * 90 + "*", "malformed"),
-            ("QUJD" * 90_000, "--max-image-nbytes"),
-        ):
-            block = {"type": "image", "source": {**source, "data": data}}
-            answer = front.post("/v1/messages", chat(block))
-            assert (answer.status_code, said in answer.text) == (400, True), answer.text
+    answer = strict.post("/v1/messages", chat(*blocks))
+    assert answer.status_code == 200, answer.text
+    assert json.loads(strict.engine.heard[-1].body) == chat(*blocks)
+    answer = strict.post("/v1/messages", chat(*blocks, shown))
+    assert answer.status_code == 200, answer.text
+    sent = json.loads(strict.engine.heard[-1].body)["messages"][0]["content"]
+    assert sent[:-1] == blocks
+    assert sent[-1]["source"]["url"].startswith(SCHEME)
+    for refused in ([shown, shown], [*blocks, shown, shown]):
+        answer = strict.post("/v1/messages", chat(*refused))
+        assert (answer.status_code, "--max-images" in answer.text) == (400, True), answer.text
+    for data, said in (
+        ("QUJD" * 90 + "*", "malformed"),
+        ("QUJD" * 90_000, "--max-image-nbytes"),
+    ):
+        block = {"type": "image", "source": {**source, "data": data}}
+        answer = strict.post("/v1/messages", chat(block))
+        assert (answer.status_code, said in answer.text) == (400, True), answer.text
 
 
 def files_of(data: bytes) -> dict[str, Any]:
@@ -334,25 +401,21 @@ def animation() -> dict[str, Any]:
     return {"type": "video_url", "video_url": {"url": url}}
 
 
-def test_frames_of_a_video_reach_an_engine_whose_model_takes_no_videos(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    make_llava(model)
+def test_frames_of_a_video_reach_an_engine_whose_model_takes_no_videos(one_by_one: Front) -> None:
     question = {"type": "text", "text": "?"}
-    with standing(tmp_path, str(model), "--files-store", str(tmp_path / "files")) as other:
-        for outcome in ("made", "hit"):
-            answer = other.post(CHAT, chat(animation(), question))
-            assert answer.status_code == 200, answer.text
-            assert answer.headers["x-afferent-items"] == f"{outcome}=3"
-            parts = content_of(other, CHAT)
-            assert [part["type"] for part in parts] == ["image_url"] * 3 + ["text"]
-            references = other.engine.heard[-1].references
-            assert [type(each) for each in references] == [FeaturesReference] * 3
-        film = ("a.mp4", media_files.make_video(num_frames=90), "video/mp4")
-        id = other.server.client().files.create(file=film, purpose="user_data").id
-        answer = other.post(CHAT, chat({"type": "file", "file": {"file_id": id}}))
-        assert answer.headers["x-afferent-items"] == "made=6", answer.text
-        wait_until(lambda: other.pinned_nbytes() == 0)
+    for outcome in ("made", "hit"):
+        answer = one_by_one.post(CHAT, chat(animation(), question))
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-afferent-items"] == f"{outcome}=3"
+        parts = content_of(one_by_one, CHAT)
+        assert [part["type"] for part in parts] == ["image_url"] * 3 + ["text"]
+        references = one_by_one.engine.heard[-1].references
+        assert [type(each) for each in references] == [FeaturesReference] * 3
+    film = ("a.mp4", media_files.make_video(num_frames=90), "video/mp4")
+    id = one_by_one.server.client().files.create(file=film, purpose="user_data").id
+    answer = one_by_one.post(CHAT, chat({"type": "file", "file": {"file_id": id}}))
+    assert answer.headers["x-afferent-items"] == "made=6", answer.text
+    wait_until(lambda: one_by_one.pinned_nbytes() == 0)
 
 
 def test_animation_reaches_an_engine_with_videos_as_it_came(front: Front) -> None:
@@ -362,7 +425,7 @@ def test_animation_reaches_an_engine_with_videos_as_it_came(front: Front) -> Non
     assert reference.modality is Modality.VIDEO
 
 
-def test_document_that_is_text_alone_becomes_text(front: Front, tmp_path: Path) -> None:
+def test_document_that_is_text_alone_becomes_text(front: Front, lenient: Front) -> None:
     plain = {"type": "document", "source": {"type": "text", "data": "tea", "media_type": "x/y"}}
     answer = front.post("/v1/messages", chat({**plain, "context": "C"}))
     assert answer.status_code == 200, answer.text
@@ -370,10 +433,9 @@ def test_document_that_is_text_alone_becomes_text(front: Front, tmp_path: Path) 
         {"type": "text", "text": "C"},
         {"type": "text", "text": "tea"},
     ]
-    with standing(tmp_path, "--document-content", "text") as other:
-        file = files_of(pdfs.of_texts(["one", "two"]))[CHAT]
-        assert other.post(CHAT, chat(file)).status_code == 200
-        assert [part["text"] for part in content_of(other, CHAT)] == ["one", "two"]
+    file = files_of(pdfs.of_texts(["one", "two"]))[CHAT]
+    assert lenient.post(CHAT, chat(file)).status_code == 200
+    assert [part["text"] for part in content_of(lenient, CHAT)] == ["one", "two"]
 
 
 @pytest.mark.parametrize(
@@ -479,22 +541,21 @@ def test_a_repeat_is_found_and_has_the_same_name(front: Front, picture: str) -> 
     assert (one.name, one.name_of_block) == (other.name, other.name_of_block)
 
 
-def test_known_media_do_not_count_against_the_limit_of_a_body(tmp_path: Path) -> None:
+def test_known_media_do_not_count_against_the_limit_of_a_body(lenient: Front) -> None:
     urls = [data_url(encoded(photo(500, 400, seed=seed), "PNG"), "png") for seed in range(4)]
-    with standing(tmp_path, "--max-body-nbytes", "1MiB") as front:
-        too_large = front.post(CHAT, chat(*map(image, urls)))
-        assert (too_large.status_code, too_large.json()["error"]["code"]) == (413, "body_too_large")
-        for url in urls[:3]:
-            assert front.post(CHAT, chat(image(url))).status_code == 200
-        answer = front.post(CHAT, chat(*map(image, urls)))
-        assert answer.status_code == 200, answer.text
-        assert answer.headers["x-afferent-items"] == "hit=3, made=1"
-        alone = [heard.references[0] for heard in front.engine.heard[:3]]
-        together = front.engine.heard[-1].references
-        assert [each.handle for each in together[:3]] == [each.handle for each in alone]
-        as_data = chat({"type": "text", "text": "?"}, extra={"image_url": urls[0]})
-        as_data["filler"] = "x" * (1 << 20)
-        assert front.post(CHAT, as_data).status_code == 413
+    too_large = lenient.post(CHAT, chat(*map(image, urls)))
+    assert (too_large.status_code, too_large.json()["error"]["code"]) == (413, "body_too_large")
+    for url in urls[:3]:
+        assert lenient.post(CHAT, chat(image(url))).status_code == 200
+    answer = lenient.post(CHAT, chat(*map(image, urls)))
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-afferent-items"] == "hit=3, made=1"
+    alone = [heard.references[0] for heard in lenient.engine.heard[:3]]
+    together = lenient.engine.heard[-1].references
+    assert [each.handle for each in together[:3]] == [each.handle for each in alone]
+    as_data = chat({"type": "text", "text": "?"}, extra={"image_url": urls[0]})
+    as_data["filler"] = "x" * (1 << 20)
+    assert lenient.post(CHAT, as_data).status_code == 413
 
 
 def test_names_are_ours_to_keep(front: Front, picture: str) -> None:
@@ -551,31 +612,15 @@ def video(file: bytes) -> dict[str, Any]:
     return {"type": "video_url", "video_url": {"url": url}}
 
 
-@pytest.fixture(scope="module")
-def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built-in model, with the engine's number of frames in a video."""
-    folder = tmp_path_factory.mktemp("usual") / "model"
-    shutil.copytree(BUILT_IN_MODELS / "shapes", folder)
-    path = folder / "video_preprocessor_config.json"
-    settings = json.loads(path.read_text())
-    path.write_text(json.dumps({**settings, "min_frames": 4, "max_frames": 768}))
-    return folder
-
-
 def test_videos_are_features_where_every_decoder_shows_the_same(
-    usual: Path, picture: str, tmp_path: Path
+    lenient: Front, picture: str
 ) -> None:
     """Other videos, and videos of requests with options, are forwarded as bytes."""
-    with standing(tmp_path, str(usual)) as front:
-        _show_videos(front, picture)
-
-
-def _show_videos(front: Front, picture: str) -> None:
     plain = media_files.make_video(num_frames=20, width=640, height=360)  # does not fit on the heap
     body = chat(video(plain), image(picture))
-    answer = front.post("/v1/chat/completions", body)
+    answer = lenient.post("/v1/chat/completions", body)
     assert [list(each) for each in answer.json()["said"]] == [["sum", "rows"]] * 2
-    shown, _ = front.engine.heard[-1].references
+    shown, _ = lenient.engine.heard[-1].references
     assert isinstance(shown, FeaturesReference)
     assert shown.small["video_grid_thw"][0] == 2, "pairs of frames"  # type: ignore[index]
     others: list[dict[str, Any]] = [
@@ -584,19 +629,23 @@ def _show_videos(front: Front, picture: str) -> None:
         {**body, "media_io_kwargs": {"video": {"num_frames": 6}}},
     ]
     for each in others:
-        answer = front.post("/v1/chat/completions", each)
+        answer = lenient.post("/v1/chat/completions", each)
         assert {"bytes"} == {key for said in answer.json()["said"] for key in said}
-        sent = json.loads(front.engine.heard[-1].body)
+        sent = json.loads(lenient.engine.heard[-1].body)
         assert sent.keys() == each.keys()
 
 
-@pytest.mark.parametrize("arguments", [["--processor", "reference"], ["--engine-video-bytes"]])
+@pytest.mark.parametrize("what", ["images and videos", "videos"])
 def test_what_the_engine_is_to_process_itself(
-    arguments: list[str], usual: Path, picture: str, tmp_path: Path
+    what: str, strict: Front, usual: Path, picture: str, tmp_path: Path
 ) -> None:
-    with standing(tmp_path, str(usual), *arguments) as other:
+    with contextlib.ExitStack() as stack:
+        other = strict
+        if what == "images and videos":
+            settings = ("--processor", "reference")
+            other = stack.enter_context(standing(tmp_path, str(usual), *settings))
         answer = other.post("/v1/chat/completions", chat(image(picture)))
-        assert ("bytes" in answer.json()["said"][0]) == ("--processor" in arguments)
+        assert ("bytes" in answer.json()["said"][0]) == (what == "images and videos")
         answer = other.post("/v1/chat/completions", chat(video(media_files.make_video())))
         assert "bytes" in answer.json()["said"][0]
 
@@ -679,14 +728,13 @@ def test_limits_hold_for_headers_of_other_formats(front: Front) -> None:
     assert front.engine.heard == []
 
 
-def test_unknown_formats_pass_with_all_media_formats_only(front: Front, tmp_path: Path) -> None:
+def test_unknown_formats_pass_with_all_media_formats_only(front: Front, lenient: Front) -> None:
     data = encoded(photo(37, 29), "PCX")
     answer = front.post("/v1/chat/completions", chat(image(shown(data))))
     assert answer.status_code == 400
     assert "--media-formats all" in answer.json()["error"]["message"]
-    with standing(tmp_path, "--media-formats", "all") as other:
-        answer = other.post("/v1/chat/completions", chat(image(shown(data))))
-        assert answer.json() == {"said": [{"bytes": len(data)}]}
+    answer = lenient.post("/v1/chat/completions", chat(image(shown(data))))
+    assert answer.json() == {"said": [{"bytes": len(data)}]}
 
 
 @pytest.mark.parametrize("side", [16, 1200])
@@ -735,19 +783,18 @@ def test_an_item_known_by_name_beside_a_forwarded_one_has_to_be_sent_again(
 
 
 def test_an_image_known_by_its_url_is_fetched_again_beside_a_forwarded_one(
-    picture: str, tmp_path: Path
+    lenient: Front, hosted: Hosted, picture: str
 ) -> None:
     png = base64.b64decode(picture.partition(",")[2])
     bmp = encoded(Image.new("RGB", (1, 7)), "BMP")
-    with (
-        media_host({"/a.png": send(png), "/b.bmp": send(bmp)}) as where,
-        standing(tmp_path, "--fetch-allow", where) as other,
-    ):
-        known = image(f"http://{where}/a.png")
-        answer = other.post("/v1/chat/completions", chat(known))
-        assert "sum" in answer.json()["said"][0]
-        answer = other.post("/v1/chat/completions", chat(known, image(f"http://{where}/b.bmp")))
-        assert answer.json() == {"said": [{"bytes": len(png)}, {"bytes": len(bmp)}]}
+    hosted.answers.update({"/a.png": send(png), "/b.bmp": send(bmp)})
+    known = image(f"http://{hosted.where}/a.png")
+    answer = lenient.post("/v1/chat/completions", chat(known))
+    assert "sum" in answer.json()["said"][0]
+    answer = lenient.post(
+        "/v1/chat/completions", chat(known, image(f"http://{hosted.where}/b.bmp"))
+    )
+    assert answer.json() == {"said": [{"bytes": len(png)}, {"bytes": len(bmp)}]}
 
 
 _ELSEWHERE = """
@@ -962,6 +1009,7 @@ def test_stored_responses_hold_no_references(front: Front, picture: str) -> None
     assert json.loads(front.engine.heard[-1].body) == text
 
 
+FLEET = "of-one-fleet-0123"
 KEYS = {name: f"{name}-0123456789abcdef" for name in ("first", "second")}
 
 
@@ -975,12 +1023,25 @@ def _tenants_file(folder: Path) -> Path:
     return file
 
 
-@pytest.fixture
-def apart(tmp_path: Path) -> Iterator[Front]:
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     """A server with two tenants, and a key of the default tenant."""
-    file = str(_tenants_file(tmp_path))
-    with standing(tmp_path, "--config", file, "--api-key", "default-0123456789") as front:
+    folder = tmp_path_factory.mktemp("apart")
+    file = str(_tenants_file(folder))
+    with standing(folder, "--config", file, "--api-key", "default-0123456789") as front:
         yield front
+
+
+@pytest.fixture(scope="module")
+def in_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    """A server with the same tenants, which shares a secret with its fleet."""
+    folder = tmp_path_factory.mktemp("fleet")
+    with standing(folder, *_of_fleet(folder, FLEET)) as front:
+        yield front
+
+
+def _of_fleet(folder: Path, secret: str) -> tuple[str, ...]:
+    return ("--config", str(_tenants_file(folder)), "--fleet-secret", secret)
 
 
 def of(key: str) -> dict[str, str]:
@@ -1010,44 +1071,45 @@ def test_tenants_share_nothing_that_the_engine_remembers(apart: Front, picture: 
 
 
 def test_servers_with_one_fleet_secret_give_a_tenant_equal_names_and_salts(
-    tmp_path: Path, picture: str
+    in_fleet: Front, tmp_path: Path, picture: str
 ) -> None:
-    found: list[list[tuple[str, str]]] = []
-    for number, secret in enumerate(("of-one-fleet-0123", "of-one-fleet-0123", "of-another-01234")):
+    found = [_names_and_salts(in_fleet, picture)]
+    for number, secret in enumerate((FLEET, "of-another-01234")):
         folder = tmp_path / str(number)
         folder.mkdir()
-        file = str(_tenants_file(folder))
-        with standing(folder, "--config", file, "--fleet-secret", secret) as server:
-            for key in KEYS.values():
-                answer = server.post(CHAT, chat(image(picture)), **of(key))
-                assert answer.status_code == 200, answer.text
-            heard = server.engine.heard
-            references = [each.references[0] for each in heard]
-            assert all(each.of.has_tenants for each in references)
-            names = [each.name for each in references if isinstance(each, FeaturesReference)]
-            salts = [json.loads(each.body)["cache_salt"] for each in heard]
-            found.append(list(zip(names, salts, strict=True)))
+        with standing(folder, *_of_fleet(folder, secret)) as server:
+            found.append(_names_and_salts(server, picture))
     one, again, other = found
     assert one == again
     assert len({text for pair in (*one, *other) for text in pair}) == 8
 
 
+def _names_and_salts(server: Front, picture: str) -> list[tuple[str, str]]:
+    """Return the name of a picture and the salt of a request in vLLM, for each tenant."""
+    for key in KEYS.values():
+        answer = server.post(CHAT, chat(image(picture)), **of(key))
+        assert answer.status_code == 200, answer.text
+    heard = server.engine.heard
+    references = [each.references[0] for each in heard]
+    assert all(each.of.has_tenants for each in references)
+    names = [each.name for each in references if isinstance(each, FeaturesReference)]
+    salts = [json.loads(each.body)["cache_salt"] for each in heard]
+    return list(zip(names, salts, strict=True))
+
+
 def test_renderer_gives_the_name_and_the_salt_that_a_tenant_has_in_vllm(
-    tmp_path: Path, picture: str
+    in_fleet: Front, tmp_path: Path, picture: str
 ) -> None:
     """A router computes hashes of blocks from both."""
-    settings = ("--config", str(_tenants_file(tmp_path)), "--fleet-secret", "of-one-fleet-0123")
-    with (
-        standing(tmp_path, *settings) as front,
-        Server(*settings, "--served-model-name", "any", command="render") as renderer,
-    ):
+    settings = (*_of_fleet(tmp_path, FLEET), "--served-model-name", "any")
+    with Server(*settings, command="render") as renderer:
         for key in KEYS.values():
             body = chat(image(picture), cache_salt="the client's own")
-            answer = front.post(CHAT, body, **of(key))
+            answer = in_fleet.post(CHAT, body, **of(key))
             assert answer.status_code == 200, answer.text
             url = f"{renderer.url}{CHAT}/render"
             prompt = plain_http.post(url, json=body, headers=of(key), timeout=60).json()
-            heard = front.engine.heard[-1]
+            heard = in_fleet.engine.heard[-1]
             (reference,) = heard.references
             assert isinstance(reference, FeaturesReference)
             assert prompt["features"]["mm_hashes"]["image"] == [reference.name]
@@ -1095,21 +1157,19 @@ def test_endpoint_without_a_salt_is_refused_with_tenants(apart: Front, front: Fr
 
 @pytest.mark.parametrize("tells_gate", [True, False], ids=["plugin", "first byte"])
 def test_a_request_leaves_the_gate_long_before_its_answer_ends(
-    tmp_path: Path, rng: np.random.Generator, tells_gate: bool
+    one_by_one: Front, rng: np.random.Generator, tells_gate: bool
 ) -> None:
-    with (
-        standing(tmp_path, "--max-mm-preprocess-concurrency", "1") as front,
-        contextlib.ExitStack() as answers,
-    ):
-        front.engine.tells_gate = tells_gate
-        front.engine.may_end.clear()
+    with contextlib.ExitStack() as answers:
+        one_by_one.engine.tells_gate = tells_gate
+        one_by_one.engine.may_end.clear()
         options = {"mm_processor_kwargs": {"max_pixels": 12544, "min_pixels": 3136}}
         for more in ({}, {}, options, options):
             body = chat(image(data_url(draw_image(rng))), stream=True, **more)
-            answer = answers.enter_context(front.streamed(body))
+            answer = answers.enter_context(one_by_one.streamed(body))
             assert next(answer.iter_bytes()).startswith(b"data: {")
-        assert len(front.engine.heard) == 4
-        front.engine.may_end.set()
+        kinds = [type(heard.references[0]) for heard in one_by_one.engine.heard]
+        assert kinds == [FeaturesReference] * 2 + [RawReference] * 2
+        one_by_one.engine.may_end.set()
 
 
 def forwarded(path: str, seed: int) -> dict[str, Any]:
@@ -1132,14 +1192,6 @@ FORWARDED = [
     *("/v1/chat/completions", "/v1/chat/completions/batch", "/v1/responses", "/v1/messages"),
     *("/pooling", "/v1/embeddings"),
 ]
-
-
-@pytest.fixture(scope="module")
-def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    """A server that prepares one request at a time."""
-    limit = ("--max-mm-preprocess-concurrency", "1")
-    with standing(tmp_path_factory.mktemp("gate"), *limit) as front:
-        yield front
 
 
 def permits(front: Front) -> dict[str, Any]:
@@ -1165,6 +1217,8 @@ def test_answer_in_one_piece_to_forwarded_media_keeps_no_permit(
             finally:
                 one_by_one.engine.may_end.set()
             assert [each.result().status_code for each in asked] == [200, 200]
+        references = [each for heard in one_by_one.engine.heard for each in heard.references]
+        assert [type(each) for each in references] == [RawReference] * 4
     finally:
         one_by_one.engine.heard.clear()
 
@@ -1227,27 +1281,24 @@ def test_permit_of_an_engine_that_dies_comes_back(one_by_one: Front) -> None:
 
 @pytest.mark.parametrize("is_made_here", [True, False], ids=["features", "bytes"])
 def test_as_many_as_may_be_are_between_the_gate_and_the_engine(
-    tmp_path: Path, rng: np.random.Generator, is_made_here: bool
+    lenient: Front, rng: np.random.Generator, is_made_here: bool
 ) -> None:
     options = {"mm_processor_kwargs": {"max_pixels": 12544, "min_pixels": 3136}}
     at_once: list[int] = []
-    with standing(tmp_path, "--max-mm-preprocess-concurrency", "2") as front:
 
-        async def look() -> None:
-            await asyncio.sleep(0.05)  # other requests would arrive in between
-            with DaemonStore(str(front.store_path), name="looker") as store:
-                at_once.append(store.stat().permits["preprocess"].num_held)
+    async def look() -> None:
+        await asyncio.sleep(0.05)  # other requests would arrive in between
+        at_once.append(permits(lenient)["preprocess"].num_held)
 
-        front.engine.before_reading = look
-        with ThreadPoolExecutor(8) as threads:
-            bodies = [
-                chat(image(data_url(draw_image(rng))), **({} if is_made_here else options))
-                for _ in range(8)
-            ]
-            answers = list(threads.map(lambda body: front.post(CHAT, body), bodies))
-        assert {answer.status_code for answer in answers} == {200}
-        with DaemonStore(str(front.store_path), name="looker") as store:
-            wait_until(lambda: store.stat().permits == {})
+    lenient.engine.before_reading = look
+    with ThreadPoolExecutor(8) as threads:
+        bodies = [
+            chat(image(data_url(draw_image(rng))), **({} if is_made_here else options))
+            for _ in range(8)
+        ]
+        answers = list(threads.map(lambda body: lenient.post(CHAT, body), bodies))
+    assert {answer.status_code for answer in answers} == {200}
+    wait_until(lambda: permits(lenient) == {})
     assert len(at_once) == 8
     assert max(at_once) <= 2
 

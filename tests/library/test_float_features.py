@@ -50,8 +50,13 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return made
 
 
-def random_files(count: int, seed: int = 0) -> Iterator[bytes]:
-    """Yield image files of random sizes, of each mode in turn."""
+@functools.cache
+def random_files(count: int, seed: int = 0) -> tuple[bytes, ...]:
+    """Return image files of random sizes, of each mode in turn; all families take the same ones."""
+    return tuple(_random_files(count, seed))
+
+
+def _random_files(count: int, seed: int) -> Iterator[bytes]:
     rng = np.random.default_rng(seed)
     for number in range(count):
         width, height = (int(side) for side in rng.integers(20, 260, 2))
@@ -97,7 +102,7 @@ def test_float_form_of_nine_modes_equals_the_processor(
     num_images = NUM_IN_A_STORM if request.config.getoption("--storm") else NUM_IMAGES
     processor = processor_of(folder, backend)
     with Features(folder, backend=backend) as features:
-        files = list(random_files(num_images))
+        files = random_files(num_images)
         num_compared = 0
         for data, made in zip(files, features.make_many(files, form="hf"), strict=True):
             assert_same_bits(made, processor(images=opened(data), return_tensors="np"))
@@ -152,7 +157,7 @@ def test_model_inputs_of_both_forms_are_equal_with_torchvisions_arithmetic(folde
     is_normalized = processor_settings(folder).get("do_normalize") is not False
     for backend in ("torchvision", "pil"):
         with Features(folder, backend=backend) as features:
-            data = next(random_files(1))
+            data = random_files(1)[0]
             ready = features.model_inputs(features.make(data))
             exact = features.model_inputs(features.make(data, form="hf"))
             assert set(ready) == set(exact)
