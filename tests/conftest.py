@@ -52,8 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than cores: some tests wait for timeouts or run alone."""
-    return len(os.sched_getaffinity(0)) + 1
+    """Two more than cores: many tests wait for timeouts or for servers, and some run alone."""
+    return len(os.sched_getaffinity(0)) + 2
 
 
 @pytest.hookimpl(wrapper=True)
