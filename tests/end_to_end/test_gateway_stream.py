@@ -20,6 +20,13 @@ from tests.server import Server, wait_until
 KEY = "key-of-the-replicas"
 SECRET = "a-secret-of-the-fleet"
 LARGE = encoded(photo(700, 500, seed=1), "PNG", compress_level=0)
+
+
+def of_too_many_pixels(**options: Any) -> bytes:
+    """Return a PNG of 16,384 pixels a side. It takes half a second to draw."""
+    return encoded(Image.new("1", (16_384, 16_384)), "PNG", **options)
+
+
 """A megabyte: more than the heap takes of a body."""
 STREAMED = "afferent_upstream_streamed_bodies_total"
 
@@ -174,16 +181,16 @@ def test_replica_is_that_of_a_body_that_is_read_first(server: Server, replicas: 
 @pytest.mark.parametrize(
     ("end", "code"),
     [
-        (image(url(encoded(Image.new("1", (16_384, 16_384)), "PNG"))), "media_too_large"),
-        (image("http://169.254.169.254/latest/meta-data"), "forbidden_url"),
-        (image(url(b"no image at all" * 10)), "unsupported_media"),
+        (lambda: url(of_too_many_pixels()), "media_too_large"),
+        (lambda: "http://169.254.169.254/latest/meta-data", "forbidden_url"),
+        (lambda: url(b"no image at all" * 10), "unsupported_media"),
     ],
 )
 def test_body_that_is_refused_at_its_end_is_never_complete(
-    server: Server, replicas: Replicas, end: Any, code: str
+    server: Server, replicas: Replicas, end: Callable[[], str], code: str
 ) -> None:
     counted = counter(server)
-    body = body_of(image(url(LARGE)), end)
+    body = body_of(image(url(LARGE)), image(end()))
     with upload(server, body) as sending:
         all_but_the_end(sending, body, replicas)
         sending.send()
@@ -223,16 +230,16 @@ def test_body_that_has_to_be_changed_is_sent_again(server: Server, replicas: Rep
 @pytest.mark.parametrize(
     "first",
     [
-        url(LARGE, "image/jpeg"),
-        url(encoded(photo(700, 500, seed=1), "BMP"), "image/bmp"),
-        url(encoded(Image.new("1", (16_384, 16_384)), "PNG", compress_level=0)),
+        lambda: url(LARGE, "image/jpeg"),
+        lambda: url(encoded(photo(700, 500, seed=1), "BMP"), "image/bmp"),
+        lambda: url(of_too_many_pixels(compress_level=0)),
     ],
 )
 def test_first_item_that_is_not_sent_as_it_came_is_read_first(
-    server: Server, replicas: Replicas, first: str
+    server: Server, replicas: Replicas, first: Callable[[], str]
 ) -> None:
     counted = counter(server)
-    with upload(server, body := body_of(image(first))) as sending:
+    with upload(server, body := body_of(image(first()))) as sending:
         sending.send(len(body) - 1)
         sending.send()
         sending.answer()

@@ -7,7 +7,7 @@ import io
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -188,16 +188,16 @@ def test_items_of_a_request_keep_their_order(server: Server) -> None:
 @pytest.mark.parametrize(
     ("file", "status", "code"),
     [
-        (encoded(photo(20, 1), "BMP"), 400, "unsupported_media"),
-        (b"no image at all", 400, "unsupported_media"),
-        (encoded(photo(20, 20), "WEBP")[:40], 400, "invalid_media"),
-        (encoded(Image.new("1", (16_384, 16_384)), "PNG"), 400, "media_too_large"),
+        (lambda: encoded(photo(20, 1), "BMP"), 400, "unsupported_media"),
+        (lambda: b"no image at all", 400, "unsupported_media"),
+        (lambda: encoded(photo(20, 20), "WEBP")[:40], 400, "invalid_media"),
+        (lambda: encoded(Image.new("1", (16_384, 16_384)), "PNG"), 400, "media_too_large"),
     ],
 )
 def test_hostile_media_are_refused_before_the_engine(
-    server: Server, replicas: Replicas, file: bytes, status: int, code: str
+    server: Server, replicas: Replicas, file: Callable[[], bytes], status: int, code: str
 ) -> None:
-    answer = server.post(chat(image(url(file))))
+    answer = server.post(chat(image(url(file()))))
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
     assert not any(replica.got for replica in replicas.all)
 
