@@ -71,6 +71,7 @@ def test_programs_with_different_features_are_noticed() -> None:
         batch_job._check({"pool": 7, "pool_left": 2, "loader_left": 3})
 
 
+@pytest.mark.bench
 def test_a_program_that_fails_is_named(tmp_path: Path) -> None:
     (folder := tmp_path / "files").mkdir()
     (folder / "0.jpg").write_bytes(b"")

@@ -23,6 +23,7 @@ KEYS = (
 )
 
 
+@pytest.mark.bench
 def test_the_record_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

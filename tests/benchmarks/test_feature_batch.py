@@ -11,6 +11,7 @@ from benchmarks.record import MIN_SAMPLES
 from benchmarks.run import BENCHMARKS
 
 
+@pytest.mark.bench
 def test_the_record_has_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run with few and small images."""
     monkeypatch.setattr(feature_batch, "_WIDTH", 160)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from benchmarks import forms
 from benchmarks.record import MIN_SAMPLES
 from benchmarks.run import BENCHMARKS
 
 
+@pytest.mark.bench
 def test_the_record_has_its_keys() -> None:
     assert BENCHMARKS["forms"] is forms
     samples: list[None] = []

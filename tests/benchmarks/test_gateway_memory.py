@@ -13,6 +13,7 @@ from benchmarks.run import BENCHMARKS
 RECORD = Path(__file__).parents[2] / "docs/benchmarks/2026-11-gateway-memory.json"
 
 
+@pytest.mark.bench
 def test_the_record_has_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     assert BENCHMARKS["gateway_memory"] is gateway_memory
     monkeypatch.setattr(gateway_memory, "_NUM_BODIES", 100)

@@ -21,6 +21,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is n
 needs_none = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 
+@pytest.mark.bench
 @needs_none
 def test_without_a_gpu_it_says_so() -> None:
     with pytest.raises(ConfigError, match="needs a GPU"):

@@ -13,6 +13,7 @@ from benchmarks.record import MIN_SAMPLES
 from benchmarks.run import BENCHMARKS
 
 
+@pytest.mark.bench
 def test_the_record_has_its_keys() -> None:
     assert BENCHMARKS["handoff"] is handoff
     samples: list[None] = []

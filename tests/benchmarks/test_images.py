@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from afferent.config import ServeConfig
 from afferent.media.families.registry import describe
@@ -21,6 +22,7 @@ from benchmarks.record import MIN_SAMPLES
 from benchmarks.run import BENCHMARKS
 
 
+@pytest.mark.bench
 def test_the_record_has_its_keys() -> None:
     assert BENCHMARKS["images"] is images
     samples: list[None] = []

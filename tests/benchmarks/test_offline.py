@@ -13,6 +13,7 @@ from benchmarks.peers import offline
 from benchmarks.run import BENCHMARKS
 
 
+@pytest.mark.bench
 def test_the_record_has_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     assert BENCHMARKS["offline"] is offline
     monkeypatch.setattr(offline, "_SIDES", ())

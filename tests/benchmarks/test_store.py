@@ -20,6 +20,7 @@ ALWAYS = ("memcpy_ms", "put_ratio", "control_segment_ms", "get_us", "read_ms")
 RING = ("control_ring_put_ratio", "control_ring_get_us", "control_ring_read_ms")
 
 
+@pytest.mark.bench
 def test_the_record_has_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     assert BENCHMARKS["store"] is store
     monkeypatch.setattr(ray_store, "is_installed", lambda: False)
