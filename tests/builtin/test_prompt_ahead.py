@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import httpx2 as httpx
@@ -26,7 +26,8 @@ from afferent.engines.protocol import (
 )
 from afferent.errors import EngineUnavailable
 from afferent.items import receive
-from afferent.items.documents import Page, ReadDocument
+from afferent.items.document_files import OpenedDocument
+from afferent.items.documents import Page, ReadDocument, _Beginning, _Page
 from afferent.items.request import DocumentPart, MediaPart, SeenMedia
 from afferent.items.stage import ITEMS
 from afferent.store.client.async_store import AsyncDaemonStore
@@ -139,6 +140,24 @@ def test_engine_computes_each_token_once(
     assert whole < len(asked.token_ids), "a part of it was computed ahead"
     cached = [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in (first, again)]
     assert cached == [0, len(asked.token_ids) - 1], "of this request, nothing was cached"
+
+
+def test_beginning_never_gets_the_last_page() -> None:
+    """The documents that a reader has told of are not changed any more when all pages exist."""
+    opened = OpenedDocument(DocumentPart("a.pdf"), b"digest", None)
+    pages = [_Page(opened, number, None, True, (b"%d" % number,), "auto") for number in range(1, 5)]
+    told: list[list[int]] = []
+    documents: list[Sequence[ReadDocument]] = []
+
+    def begun(known: Sequence[ReadDocument]) -> None:
+        documents.append(known)
+        told.append([page.number for document in known for page in document.pages])
+
+    reader = _Beginning([opened], pages, begun)
+    for page in (pages[0], pages[2], pages[1], pages[3]):
+        reader.add({page: Page(page.number, None, "text")})
+    assert told == [[1], [1], [1, 2, 3]]
+    assert [page.number for document in documents[-1] for page in document.pages] == [1, 2, 3]
 
 
 def test_engine_that_drops_its_prompts_gets_two_beginnings(

@@ -174,19 +174,23 @@ class _Beginning:
         """Begin without any page; see `DocumentReader.read` for ``begun``."""
         self._opened, self._pages, self._begun = opened, pages, begun
         self._ready: dict[_Page, Page] = {}
+        self._missing = set(pages)
         self._documents: list[ReadDocument] = []
         self._last: list[Page] = []  # of the last document
         self._num_pages = 0
 
     def add(self, pages: Mapping[_Page, Page]) -> None:
-        """Add pages whose features exist."""
+        """Add pages whose features exist.
+
+        With the last ones the request itself comes: what ``begun`` has got never has all pages.
+        """
         if self._begun is None:
             return
         self._ready |= pages
-        while self._num_pages < len(self._pages):
-            wanted = self._pages[self._num_pages]
-            if (page := self._ready.get(wanted)) is None:
-                break
+        self._missing.difference_update(pages)
+        if not self._missing:
+            return
+        while (page := self._ready.get(wanted := self._pages[self._num_pages])) is not None:
             while (
                 not self._documents or self._opened[len(self._documents) - 1] is not wanted.document
             ):
@@ -195,8 +199,7 @@ class _Beginning:
                 self._documents.append(ReadDocument(digest, self._last))
             self._last.append(page)
             self._num_pages += 1
-        if self._num_pages < len(self._pages):
-            self._begun(self._documents)
+        self._begun(self._documents)
 
 
 class DocumentReader:
