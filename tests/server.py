@@ -26,7 +26,8 @@ from afferent.store.client.daemon_store import DaemonStore
 from tests import plain_http
 
 WORKER = "afferent.builtin.engine.worker.main"
-TINY_ENGINE = ("--engine", "examples.tiny_plugin:Tiny")
+TINY = "examples.tiny_plugin"
+TINY_ENGINE = ("--engine", f"{TINY}:Tiny")
 """Arguments of a server that needs an engine, but not the built-in one, which takes 6 s of
 processor time to start: this one says the mean colour of each image, and takes no sampling."""
 START_TIMEOUT_S = 150.0

@@ -20,12 +20,11 @@ import pytest
 from afferent.conformance.images import draw_image
 from afferent.types import MiB, ObjectKind
 from tests.images import encoded, photo
-from tests.server import TINY_ENGINE, Server, ask, data_url, resume, suspended, wait_until
+from tests.server import TINY, TINY_ENGINE, Server, ask, data_url, resume, suspended, wait_until
 
 QUESTION = "What is in the picture?"
 NUM = 3
 LIMIT = 2
-ENGINE = "examples.tiny_plugin"
 REQUESTS = 'afferent_requests_total{api="openai_chat",outcome="ok"}'
 
 
@@ -294,7 +293,7 @@ def test_frontend_killed_during_an_upload_leaves_no_file(
 
 def test_all_finish_what_they_have_begun(server: Server, rng: np.random.Generator) -> None:
     with lines(server) as each:
-        (engine,) = server.find(ENGINE)
+        (engine,) = server.find(TINY)
         with suspended([engine]):
             for line in each:
                 line.send(new_request(rng))

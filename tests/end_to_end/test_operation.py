@@ -31,7 +31,7 @@ from afferent.types import GiB, Modality
 from tests import plain_http
 from tests.media.test_fetch import media_host, send
 from tests.models import make_llava
-from tests.server import TINY_ENGINE, Server, ask, data_url, suspended, wait_until
+from tests.server import TINY, TINY_ENGINE, Server, ask, data_url, suspended, wait_until
 from tests.telemetry.collector import Collector, attributes_of
 
 QUESTION = "What is in the picture?"
@@ -395,7 +395,7 @@ def test_sighup_drains_as_sigterm_does(rng: np.random.Generator) -> None:
         signal.signal(signal.SIGHUP, before)
         expected = server.post(body).json()["choices"][0]["message"]["content"]
         assert expected
-        with suspended(server.find("examples.tiny_plugin")):
+        with suspended(server.find(TINY)):
             answer = threads.submit(server.post, body)
             wait_until(lambda: server.metric("afferent_requests_in_flight") == 1)
             for _ in range(2):

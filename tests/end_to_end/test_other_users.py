@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.others import another_user, needs_root
-from tests.server import TINY_ENGINE, Server, wait_until
+from tests.server import TINY, TINY_ENGINE, Server, wait_until
 
 NUM_FLOODERS = 2
-ENGINE, DAEMON = "examples.tiny_plugin", "afferent.store.daemon.main"
-CORE = "afferent.builtin.engine.core.main"
+CORE, DAEMON = "afferent.builtin.engine.core.main", "afferent.store.daemon.main"
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ def own_server() -> Iterator[Server]:
 
 @needs_root
 def test_who_floods_the_sockets_keeps_nobody_out(own_server: Server, server: Server) -> None:
-    addresses = [own_server.address_of(module) for module in (ENGINE, DAEMON)]
+    addresses = [own_server.address_of(module) for module in (TINY, DAEMON)]
     addresses.append(server.address_of(CORE))  # the built-in engine of another server
     # The addresses of earlier versions, which any user could connect to.
     addresses += ["\0" + address for address in addresses]
@@ -64,6 +63,6 @@ def test_who_floods_the_sockets_keeps_nobody_out(own_server: Server, server: Ser
 def test_nothing_is_left_of_the_sockets() -> None:
     with Server(*TINY_ENGINE) as server:
         path = Path(server.address_of(DAEMON))
-        assert path.parent == Path(server.address_of(ENGINE)).parent
+        assert path.parent == Path(server.address_of(TINY)).parent
         assert path.parent.stat().st_mode & 0o777 == 0o700
     assert not path.parent.exists()
