@@ -19,7 +19,7 @@ RIGHT = WRONG.replace('b"no key"', "")
 def test_programs_are_those_of_the_pages() -> None:
     found = programs([ROOT / "README.md", DOCS / "library.md", DOCS / "store.md"])
     pages = [program.page for program in found.values()]
-    assert pages.count(ROOT / "README.md") == 1
+    assert pages.count(ROOT / "README.md") == 2
     assert pages.count(DOCS / "library.md") == 6
     assert pages.count(DOCS / "store.md") == 1, "its blocks belong together"
     for name, program in found.items():
