@@ -138,7 +138,7 @@ def test_without_the_compiled_part_pillows_image_is_copied_in_and_out(
 
 
 def test_a_whole_image(qwen: QwenVlFamily) -> None:
-    """Decoding and resizing allocate the pixels once; other tests count the resizing."""
+    """Decoding and resizing allocate the pixels once, and again without the compiled part."""
     data = in_arena(encoded(photo(WIDTH, HEIGHT), "JPEG"))
     header = read_image_header(bytes(data), LIMITS)
     plan = codec.plan(qwen.plan(header).tree)
@@ -147,7 +147,8 @@ def test_a_whole_image(qwen: QwenVlFamily) -> None:
     def work() -> None:
         qwen.process(decode_image(data, header, LIMITS), codec.lay_out(plan, block))
 
-    assert num_copies(python_nbytes(work), PIXELS_NBYTES) == 1
+    copies = 2 if resize.compiled is None else 1
+    assert num_copies(python_nbytes(work), PIXELS_NBYTES) == copies
 
 
 def test_of_a_video_only_a_few_frames_are_held(tmp_path: Path) -> None:
