@@ -54,6 +54,7 @@ from afferent.proxy.inline_stage import InlineStage
 from afferent.proxy.item_lookup import ItemLookup
 from afferent.proxy.launch import LEAVE_SIGNAL, FrontendSettings
 from afferent.proxy.live_audio import LiveAudio
+from afferent.proxy.passed_body import BodyStage
 from afferent.proxy.prompts import PromptTokens
 from afferent.proxy.reference_stage import ReferenceStage
 from afferent.proxy.reports import AskEngine, Reports, reports_place
@@ -313,10 +314,13 @@ def in_front(upstream: Upstream, base: Parts) -> Made:
         if not isinstance(family, ReencodedFamily):
             raise ConfigError("an upstream that reads no arena needs a family of files")
         inline = InlineStage(base.store, items, upstream, family, secret=secret)
-    passage = Passage(
-        *(base.store, base.gate, upstream, stage, settings, base.access, scopes, tenancy),
+    bodies = BodyStage(
+        *(base.store, base.gate, upstream, stage, settings, tenancy),
         inline=inline,
         files=base.files,
+    )
+    passage = Passage(
+        *(base.store, base.gate, upstream, stage, bodies, settings, base.access, scopes, tenancy)
     )
     files = None if base.files is None else FileApi(base.files, scopes, settings)
 

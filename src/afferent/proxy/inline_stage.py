@@ -12,7 +12,6 @@ from typing import Any, Final
 import msgspec
 
 from afferent import keys
-from afferent.admission.shares import Share
 from afferent.config import RequestLimits
 from afferent.engines.upstream import Upstream
 from afferent.errors import AfferentError, UnsupportedMedia
@@ -30,6 +29,7 @@ from afferent.proxy.document_places import Place
 from afferent.proxy.inline_body import InlineBody, InlineMedia, Markers, head_of
 from afferent.proxy.media_locations import Document
 from afferent.proxy.reference_stage import WAYS
+from afferent.proxy.request_scope import RequestScope
 from afferent.proxy.shown_documents import PageUse
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
@@ -150,13 +150,7 @@ class InlineStage:
         return b"" if is_converted else placement_digest(modality, first)
 
     async def read(
-        self,
-        request_id: str,
-        document: Document,
-        media: dict[str, RawMedia],
-        *,
-        share: Share,
-        trace: Trace,
+        self, own: RequestScope, document: Document, media: dict[str, RawMedia]
     ) -> Inlined:
         """Return the media for all locations; their objects are pinned under the request.
 
@@ -169,6 +163,7 @@ class InlineStage:
             MediaNotCached: An item came by name alone.
             Unavailable: Try again.
         """
+        request_id, share, trace = own.id, own.share, own.trace
         request = ItemRequest(request_id, document.parts(media), share)
         self._items.check_count(request)
         found = await self._items.read_bytes(request, trace)

@@ -31,6 +31,7 @@ from afferent.keys import frame
 from afferent.media.body.raw import RawMedia
 from afferent.proxy.media_locations import Document
 from afferent.proxy.prompts import PromptTokens
+from afferent.proxy.request_scope import RequestScope
 from afferent.proxy.shown_documents import PageUse
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
@@ -115,13 +116,7 @@ class ReferenceStage:
         self._told: set[Modality] = set()
 
     async def refer(
-        self,
-        request_id: str,
-        document: Document,
-        media: dict[str, RawMedia],
-        *,
-        share: Share,
-        trace: Trace,
+        self, own: RequestScope, document: Document, media: dict[str, RawMedia]
     ) -> Referenced:
         """Return media handles for all locations; their objects are pinned under the request.
 
@@ -135,7 +130,7 @@ class ReferenceStage:
         """
         max_pixels = self._max_pixels(document)
         parts = document.parts(media, max_pixels=max_pixels or 0)
-        request = ItemRequest(request_id, parts, share)
+        request, trace = ItemRequest(own.id, parts, own.share), own.trace
         self._items.check_count(request)
         if max_pixels is not None and all(self._makes_any(part.modality) for part in parts):
             found = await self._items.read(request, trace)
@@ -149,11 +144,11 @@ class ReferenceStage:
             found = await self._items.read_bytes(request, trace)
         # A pixel limit is supported for images only; the engine interprets it for others.
         if max_pixels == 0 and all(map(self._makes, found.distinct)):
-            found = await self._items.plan(request_id, found, trace)
+            found = await self._items.plan(own.id, found, trace)
             return await self._features(request, found, document, trace)
         self._tell(found.distinct)
-        files = await self._items.keep_bytes(request_id, found, trace)
-        await self._items.enter_forwarded(request_id, found, trace)
+        files = await self._items.keep_bytes(own.id, found, trace)
+        await self._items.enter_forwarded(own.id, found, trace)
         return self._raw(request, found, document, files)
 
     def early(self, share: Share) -> EarlyBody | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from afferent.admission.shares import Share
 from afferent.files.stored_file import StoredFile
 from afferent.items.file_kinds import kind_of_file, kind_of_name
 from afferent.items.request import ItemRequest
@@ -16,7 +15,7 @@ from afferent.media.body.raw import RawMedia
 from afferent.media.body.received import ReceivedBody
 from afferent.proxy.document_places import DocumentPlace
 from afferent.proxy.media_locations import Document
-from afferent.telemetry.trace import Trace
+from afferent.proxy.request_scope import RequestScope
 from afferent.types import DOCUMENT
 
 
@@ -43,14 +42,11 @@ class PageUse:
 
 async def show(
     items: ItemStage,
-    request_id: str,
+    own: RequestScope,
     document: Document,
     places: Sequence[DocumentPlace],
     media: dict[str, RawMedia],
     use: PageUse,
-    *,
-    share: Share,
-    trace: Trace,
 ) -> None:
     """Put the pages of documents in their places.
 
@@ -69,9 +65,9 @@ async def show(
         for place in places
     ]
     items.documents.check(parts, has_features=not use.keeps_bytes)
-    others = ItemRequest(request_id, document.parts(dict(media)), share)
+    others = ItemRequest(own.id, document.parts(dict(media)), own.share)
     found = await items.documents.read(
-        *(others, parts, trace), keeps_bytes=use.keeps_bytes, max_pixels=use.max_pixels
+        *(others, parts, own.trace), keeps_bytes=use.keeps_bytes, max_pixels=use.max_pixels
     )
     for place, each in zip(places, found, strict=True):
         place.show(each.pages)
