@@ -24,8 +24,8 @@ from afferent.admission.gate import Gate
 from afferent.admission.shares import Share
 from afferent.builtin.apis.chat.api import OpenAIChat
 from afferent.config import ServeConfig
-from afferent.items.item import Processor
-from afferent.items.stage import ItemSettings, ItemStage
+from afferent.items.item import ItemSettings, Processor
+from afferent.items.stage import ItemStage
 from afferent.media.families.registry import AnyFamily, fingerprint
 from afferent.proxy.body import BodyReader
 from afferent.store.client.async_store import AsyncDaemonStore

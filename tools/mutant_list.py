@@ -373,13 +373,6 @@ _INGEST: Final = (
         tests=("tests/media/test_digest.py",),
     ),
     Mutant(
-        what="digests are put in another order",
-        file="media/body/digest.py",
-        old="digests[start :: len(stripes)] = part",
-        new="digests[start * len(part) : (start + 1) * len(part)] = part",
-        tests=("tests/media/test_digest.py",),
-    ),
-    Mutant(
         what="nobody else has a turn",
         file="media/body/pace.py",
         old="            await asyncio.sleep(0)\n",

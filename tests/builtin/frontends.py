@@ -32,8 +32,8 @@ from afferent.engines.protocol import (
 )
 from afferent.errors import AfferentError, StoreUnavailable
 from afferent.files.file_store import FileStore
-from afferent.items.item import Processor
-from afferent.items.stage import ItemSettings, ItemStage
+from afferent.items.item import ItemSettings, Processor
+from afferent.items.stage import ItemStage
 from afferent.media.families.registry import AnyFamily, fingerprint
 from afferent.media.workers.discover import family_of
 from afferent.media.workers.worker import Worker
@@ -170,7 +170,6 @@ async def application(
             limits_by_tenant={each.name: each.within(request_limits) for each in tenants},
             shares=SHARES,
             timeout_s=30.0,
-            num_workers=1,
             files=files,
         ),
     )

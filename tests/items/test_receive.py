@@ -9,7 +9,7 @@ from afferent import keys
 from afferent.admission.shares import Share
 from afferent.builtin.pipeline.request import GenerateRequest, Message
 from afferent.config import RequestLimits
-from afferent.items.item import Processor, RequestItems
+from afferent.items.item import ItemSettings, Processor, RequestItems
 from afferent.items.names import Names
 from afferent.items.receive import ItemReader
 from afferent.items.request import MediaPart, SeenMedia
@@ -18,6 +18,7 @@ from afferent.media.workers.discover import family_of
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.protocol.items import Find
 from afferent.store.protocol.results import Hit, Outcome
+from afferent.store.state.region import DEFAULT_SHARES
 from afferent.telemetry.trace import Trace
 from afferent.types import Handle, Modality
 from tests.builtin.frontends import SHAPES
@@ -51,11 +52,7 @@ def read(
             store,
             Processor(family_of(SHAPES), b"fingerprint"),
             Names(store, timeout_s=1.0),
-            limits=RequestLimits(),
-            limits_by_tenant={},
-            num_workers=0,
-            has_tier=False,
-            **more,
+            ItemSettings(limits=RequestLimits(), shares=DEFAULT_SHARES, timeout_s=1.0, **more),
         )
         request = GenerateRequest(
             request_id="r", messages=(Message("user", parts),), share=Share(tenant)

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from afferent.admission.gate import Gate
-from afferent.config import RequestLimits
 from afferent.errors import InvalidMedia, MediaTooLarge, UnsupportedMedia
-from afferent.files.file_store import FileStore
 from afferent.files.stored_file import StoredFile
-from afferent.items.item import File
+from afferent.items.item import File, ItemSettings
 from afferent.items.receive import MEDIA_BYTES, NO_FRAMES
 from afferent.items.request import DocumentPart, ItemRequest, SeenMedia
 from afferent.items.urls import UrlReader
@@ -45,20 +43,11 @@ class DocumentFiles:
         store: AsyncDaemonStore,
         gate: Gate,
         digester: Digester,
-        limits: RequestLimits,
-        *,
-        num_workers: int,
-        files: FileStore | None = None,
+        settings: ItemSettings,
     ) -> None:
-        """Create it.
-
-        Args:
-            num_workers: Threads that read files.
-            files: Store of the files that parts name, if there is one.
-        """
-        self._store, self._gate, self._limits = store, gate, limits
+        self._store, self._gate, self._limits = store, gate, settings.limits
         self._digester = digester
-        self._urls = UrlReader(store, limits, num_workers=num_workers, has_tier=False, files=files)
+        self._urls = UrlReader(store, settings, has_tier=False)
 
     async def open(
         self, request: ItemRequest, documents: Sequence[DocumentPart], trace: Trace

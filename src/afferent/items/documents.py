@@ -26,7 +26,6 @@ from msgspec import Meta, Struct
 
 from afferent import keys
 from afferent.admission.gate import Gate
-from afferent.config import RequestLimits
 from afferent.errors import (
     AfferentError,
     InvalidMedia,
@@ -39,11 +38,11 @@ from afferent.errors import (
     UnsupportedMedia,
     WorkerDied,
 )
-from afferent.files.file_store import FileStore
 from afferent.items.acquire import Maker, handle_of, write_and_seal
 from afferent.items.document_files import DocumentFiles, OpenedDocument
+from afferent.items.item import ItemSettings
+from afferent.items.receive import ItemReader
 from afferent.items.request import Detail, DocumentPart, ItemRequest, MediaPart, SeenMedia
-from afferent.media.body.digest import Digester
 from afferent.media.body.raw import PAGE, RawMedia
 from afferent.media.decoded import MAX_TEXT_NBYTES
 from afferent.media.headers.probe import ImageHeader
@@ -211,29 +210,21 @@ class DocumentReader:
         gate: Gate,
         maker: Maker,
         items: ItemStage,
-        *,
-        limits: RequestLimits,
-        digester: Digester,
-        num_workers: int,
-        files: FileStore | None = None,
+        reader: ItemReader,
+        settings: ItemSettings,
     ) -> None:
         """Create it.
 
         Args:
-            digester: Hashes documents and pages; it is not closed.
-            files: Store of the files that parts name, if there is one.
             items: Makes the features of pages.
-            num_workers: Threads that read documents.
+            reader: Hashes documents and pages, and finds the pages that are known.
         """
-        self._store, self._maker, self._items = store, maker, items
-        self._limits = limits
-        self.has_images = limits.document_content != "text"
+        self._store, self._maker, self._items, self._reader = store, maker, items, reader
+        self._limits = settings.limits
+        self.has_images = settings.limits.document_content != "text"
         """Whether pages of documents become images."""
-        self._has_text = limits.document_content != "images"
-        self._digester = digester
-        self._files = DocumentFiles(
-            *(store, gate, self._digester, limits), num_workers=num_workers, files=files
-        )
+        self._has_text = settings.limits.document_content != "images"
+        self._files = DocumentFiles(store, gate, reader.digester, settings)
         self._numbers = itertools.count()
 
     def check(self, documents: Sequence[DocumentPart], *, has_features: bool = True) -> None:
@@ -348,7 +339,7 @@ class DocumentReader:
         sent = [part.source for part in documents if isinstance(part.source, RawMedia)]
         digests = [raw.digest for raw in sent if raw.is_left_out and raw.digest is not None]
         if digests:
-            self._items.need(digests)
+            self._reader.need(digests)
             raise StoreFull("a file is known as an item of another kind; try again")
 
     # Lists of pages
@@ -437,7 +428,7 @@ class DocumentReader:
             await self._store.release(request.request_id, list(found.values()))
         known = {page: _as_page(page, record, max_pixels) for page, record in records.items()}
         images = [page.image for page in known.values() if page.image is not None]
-        here = await self._items.find_seen(request, images)
+        here = await self._reader.find_seen(request, images)
         return {
             page: each for page, each in known.items() if each.image is None or each.image in here
         }
@@ -599,7 +590,7 @@ class DocumentReader:
         block = self._store.block(made)
         found = pages_of(block)
         images = [block[at.start : at.start + at.nbytes] for at, _ in found]
-        digests = await self._digester.digest_all(images)
+        digests = await self._reader.digester.digest_all(images)
         del images, block
         rendered = []
         for page, (at, text), digest in zip(run, found, digests, strict=True):

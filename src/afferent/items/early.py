@@ -20,8 +20,8 @@ import numpy as np
 from afferent.admission.gate import Gate
 from afferent.admission.shares import Share
 from afferent.errors import AfferentError
+from afferent.items.receive import ItemReader
 from afferent.items.request import ItemRequest, MediaPart
-from afferent.media.body.digest import Digester
 from afferent.media.body.pace import Pace
 from afferent.media.body.raw import COPY, RawMedia
 from afferent.store.client.async_store import AsyncDaemonStore
@@ -65,18 +65,16 @@ class EarlyItems:
         store: AsyncDaemonStore,
         gate: Gate,
         items: ItemStage,
+        reader: ItemReader,
         *,
-        digester: Digester,
         max_nbytes: int,
     ) -> None:
         """Create it.
 
         Args:
-            digester: Hashes images; it is not closed.
             max_nbytes: Most bytes of all copies.
         """
-        self._store, self._gate, self._items = store, gate, items
-        self._digester = digester
+        self._store, self._gate, self._items, self._reader = store, gate, items, reader
         self._left_nbytes = max_nbytes
         self._numbers = itertools.count()
         self._paused_until_s: dict[str, float] = {}
@@ -116,15 +114,15 @@ class EarlyItems:
             The image's digest; ``None`` if it is no image, or there is no space.
         """
         nbytes, task = len(data), None
-        if nbytes > self._left_nbytes or not self._items.decodes(data, share.tenant):
+        if nbytes > self._left_nbytes or not self._reader.decodes(data, share.tenant):
             return None
         lease = f"early-{next(self._numbers)}"
         self._left_nbytes -= nbytes
         self._store.introduce(lease, share)
         try:
             if digest is None:
-                (digest,) = await self._digester.digest_all([data])
-            if digest in jobs or await self._items.knows(lease, share.tenant, digest):
+                (digest,) = await self._reader.digester.digest_all([data])
+            if digest in jobs or await self._reader.knows(lease, share.tenant, digest):
                 return digest
             raw = await self._copied(lease, data, digest)
             making = self._make(ItemRequest(lease, (MediaPart(Modality.IMAGE, raw),), share))

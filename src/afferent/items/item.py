@@ -18,13 +18,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from afferent.config import RequestLimits
+from afferent.engines.upstream import NameOf
+from afferent.files.file_store import FileStore
 from afferent.items.names import Binding, Name
 from afferent.media.body.raw import RawMedia
 from afferent.media.families.family import Family
 from afferent.media.families.plan import Prompt
 from afferent.media.fetch.url_memory import Flights
-from afferent.media.headers.probe import ForwardedHeader, ImageBound, MediaHeader
+from afferent.media.headers.probe import Accepted, ForwardedHeader, ImageBound, MediaHeader
 from afferent.media.workers.jobs import InputRange, Planned
+from afferent.store.state.region import Shares
 from afferent.types import ContentKey, Handle, Modality
 
 File = tuple[Handle, InputRange]
@@ -37,6 +41,31 @@ class Processor:
 
     family: Family
     fingerprint: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemSettings:
+    """Settings of an `ItemStage`; ``timeout_s`` limits the wait for items that others make."""
+
+    limits: RequestLimits
+    limits_by_tenant: Mapping[str, RequestLimits] = field(default_factory=dict)
+    """Limits of tenants with their own."""
+    shares: Shares
+    timeout_s: float
+    has_tier: bool = False
+    """Whether other nodes may have missing objects."""
+    accepted: Accepted = Accepted.DECODED
+    """Image files that a backend decodes."""
+    tenant_secret: bytes = b""
+    """Secret of the tenants' tags in keys; empty if there are no tenants."""
+    name_of: NameOf | None = None
+    """See `Upstream.name_of`."""
+    files: FileStore | None = None
+    """Store of the files that parts name."""
+
+    def limits_of(self, tenant: str) -> RequestLimits:
+        """Return the limits of a tenant's requests."""
+        return self.limits_by_tenant.get(tenant, self.limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

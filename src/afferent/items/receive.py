@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from afferent import keys
 from afferent.config import RequestLimits
-from afferent.engines.upstream import NameOf
 from afferent.errors import (
     InternalError,
     InvalidMedia,
@@ -17,10 +16,9 @@ from afferent.errors import (
     MediaTooLarge,
     UnsupportedMedia,
 )
-from afferent.files.file_store import FileStore
 from afferent.files.stored_file import StoredFile
 from afferent.items.acquire import count, handle_if_there
-from afferent.items.item import Processor, ReceivedItem, RequestItems
+from afferent.items.item import ItemSettings, Processor, ReceivedItem, RequestItems
 from afferent.items.names import Binding, Name, Names, check
 from afferent.items.recall import Recall, may_be_known
 from afferent.items.request import Detail, ItemRequest, MediaPart, SeenMedia
@@ -100,39 +98,18 @@ class ItemReader:
         store: AsyncDaemonStore,
         processor: Processor,
         names: Names,
-        *,
-        limits: RequestLimits,
-        limits_by_tenant: Mapping[str, RequestLimits],
-        num_workers: int,
-        has_tier: bool,
-        accepted: Accepted = Accepted.DECODED,
-        tenant_secret: bytes = b"",
-        name_of: NameOf | None = None,
-        files: FileStore | None = None,
+        settings: ItemSettings,
     ) -> None:
-        """Create it.
-
-        Args:
-            num_workers: Threads that read and hash media.
-            has_tier: Whether other nodes may have fetched the result of a URL.
-            accepted: Files that are not decoded here.
-            tenant_secret: See `keys.tenant_tags`.
-            name_of: See `Upstream.name_of`.
-            files: Store of the files that parts name, if there is one.
-        """
-        self._name_of = name_of
-        self._tag_of = keys.tenant_tags(tenant_secret)
-        self._accepted = accepted
-        self._store, self._names = store, names
-        self._limits_by_tenant = limits_by_tenant
-        self._fingerprint, self._limits = processor.fingerprint, limits
+        self._name_of = settings.name_of
+        self._tag_of = keys.tenant_tags(settings.tenant_secret)
+        self._accepted = settings.accepted
+        self._store, self._names, self._settings = store, names, settings
+        self._fingerprint, self._limits = processor.fingerprint, settings.limits
         self._key_of = functools.lru_cache(_MOST_KEYS)(self._made_key)
-        self.digester = Digester(num_workers)
+        self.digester = Digester()
         """Hashes media; it ends with the reader."""
-        self._urls = UrlReader(
-            store, limits, num_workers=num_workers, has_tier=has_tier, files=files
-        )
-        self._recall = Recall(store, timeout_s=limits.fetch_total_timeout_s)
+        self._urls = UrlReader(store, settings, has_tier=settings.has_tier)
+        self._recall = Recall(store, timeout_s=settings.limits.fetch_total_timeout_s)
         follows_image = processor.family.bounded(LOW_DETAIL_PIXELS) is not processor.family
         self._low_detail_pixels = LOW_DETAIL_PIXELS if follows_image else 0
         self._modalities = tuple(processor.family.tokens)
@@ -246,13 +223,8 @@ class ItemReader:
 
     async def missing(self, request: ItemRequest) -> set[MediaPart]:
         """Return the items known by their digests whose features are gone."""
-        wanted = {
-            part: self._key(request, part, part.source.digest)
-            for part in request.media
-            if isinstance(part.source, SeenMedia)
-        }
-        here = await self._find(request.request_id, list(dict.fromkeys(wanted.values())))
-        return {part for part, key in wanted.items() if key not in here}
+        seen = {part for part in request.media if isinstance(part.source, SeenMedia)}
+        return seen - await self.find_seen(request, request.media)
 
     async def _check_here(
         self, request: ItemRequest, unsent: Sequence[_Part], bindings: Mapping[Name, Binding]
@@ -305,7 +277,7 @@ class ItemReader:
         start_ns = time.monotonic_ns()
         views = [self._view(item) for item in media]
         headers, pace = [], Pace()
-        limits = self._limits_by_tenant.get(request.share.tenant, self._limits)
+        limits = self._settings.limits_of(request.share.tenant)
         for part, raw, view in zip(parts, media, views, strict=True):
             header = self._header(part.media.modality, view, limits, raw)
             if raw.is_frames and self._accepted is Accepted.KNOWN:
@@ -390,9 +362,8 @@ class ItemReader:
         """Return whether these are the bytes of an image that is decoded here."""
         if self._accepted is Accepted.MEASURED or Modality.IMAGE not in self._modalities:
             return False
-        limits = self._limits_by_tenant.get(tenant, self._limits)
         try:
-            header = probe_accepted(data, limits, self._accepted)
+            header = probe_accepted(data, self._settings.limits_of(tenant), self._accepted)
         except InvalidMedia:
             return False
         return isinstance(header, ImageHeader | ImageBound)

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
 from afferent.admission.gate import Gate
-from afferent.config import RequestLimits
-from afferent.engines.upstream import NameOf
 from afferent.errors import Param, StoreFull, TooManyItems, UnsupportedMedia
-from afferent.files.file_store import FileStore
 from afferent.items.acquire import Maker, count, handle_if_there, handle_of, summary
 from afferent.items.documents import DocumentReader
 from afferent.items.early import EarlyItems
 from afferent.items.forwarded import tensor_nbytes
-from afferent.items.item import File, Processor, ReceivedItem, RequestItems
+from afferent.items.item import File, ItemSettings, Processor, ReceivedItem, RequestItems
 from afferent.items.names import Names
 from afferent.items.plan import Planner, features_job
 from afferent.items.receive import MEDIA_BYTES, ItemReader, not_cached
@@ -31,7 +28,7 @@ from afferent.items.request import Detail, ItemRequest, MediaPart
 from afferent.keys import PLACEMENT_NBYTES
 from afferent.media.body.raw import COPY, PAGE
 from afferent.media.families.plan import Prompt
-from afferent.media.headers.probe import Accepted, ImageHeader
+from afferent.media.headers.probe import ImageHeader
 from afferent.media.workers.jobs import InputRange, Planned
 from afferent.store.block import codec
 from afferent.store.client.async_store import AsyncDaemonStore
@@ -45,7 +42,6 @@ from afferent.store.protocol.results import (
     existing,
     spans_of,
 )
-from afferent.store.state.region import Shares
 from afferent.telemetry.registry import counter
 from afferent.telemetry.trace import Trace
 from afferent.tier.launch import FETCHED
@@ -56,32 +52,6 @@ _MOST_PROMPTS, _MOST_PIECES = 8192, 16
 _LIVE_AUDIO_PART: Final = 2
 _EARLY_PART: Final = 8
 """Part of the space for media that copies for early images of one frontend may take."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ItemSettings:
-    """Settings of an `ItemStage`.
-
-    ``timeout_s`` limits the wait for items that others make; ``num_workers`` is the number of
-    threads that read and hash a request's media.
-    """
-
-    limits: RequestLimits
-    limits_by_tenant: Mapping[str, RequestLimits] = field(default_factory=dict)
-    """Limits of tenants with their own."""
-    shares: Shares
-    timeout_s: float
-    num_workers: int = 1
-    has_tier: bool = False
-    """Whether other nodes may have missing objects."""
-    accepted: Accepted = Accepted.DECODED
-    """Image files that a backend decodes."""
-    tenant_secret: bytes = b""
-    """Secret of the tenants' tags in keys; empty if there are no tenants."""
-    name_of: NameOf | None = None
-    """See `Upstream.name_of`."""
-    files: FileStore | None = None
-    """Store of the files that parts name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,34 +90,15 @@ class ItemStage:
         settings: ItemSettings,
     ) -> None:
         self._store, self._gate = store, gate
-        self._family, self._limits = processor.family, settings.limits
-        self._limits_by_tenant = settings.limits_by_tenant
+        self._family, self._settings = processor.family, settings
         self._names = Names(store, timeout_s=settings.timeout_s)
-        self._reader = ItemReader(
-            *(store, processor, self._names),
-            limits=settings.limits,
-            limits_by_tenant=settings.limits_by_tenant,
-            num_workers=settings.num_workers,
-            has_tier=settings.has_tier,
-            accepted=settings.accepted,
-            tenant_secret=settings.tenant_secret,
-            name_of=settings.name_of,
-            files=settings.files,
-        )
-        self._names_items = settings.name_of is not None
+        self._reader = ItemReader(store, processor, self._names, settings)
         self._prompts: dict[ContentKey, Prompt] = {}
         self._maker = Maker(store, gate, shares=settings.shares, timeout_s=settings.timeout_s)
         self._planner = Planner(self._maker, processor)
-        self.documents = DocumentReader(
-            *(store, gate, self._maker, self),
-            files=settings.files,
-            limits=settings.limits,
-            digester=self._reader.digester,
-            num_workers=settings.num_workers,
-        )
+        self.documents = DocumentReader(store, gate, self._maker, self, self._reader, settings)
         self.early = EarlyItems(
-            *(store, gate, self),
-            digester=self._reader.digester,
+            *(store, gate, self, self._reader),
             max_nbytes=self._maker.share_nbytes(ObjectKind.RAW) // _EARLY_PART,
         )
 
@@ -174,12 +125,12 @@ class ItemStage:
     @property
     def shows_documents(self) -> bool:
         """Whether documents are replaced by their pages, for an engine behind this server."""
-        return self._limits.document_content != "forward"
+        return self._settings.limits.document_content != "forward"
 
     @property
     def names_items(self) -> bool:
         """Whether items have names outside of the store, for which their bytes are needed."""
-        return self._names_items
+        return self._settings.name_of is not None
 
     async def missing(self, request: ItemRequest) -> set[MediaPart]:
         """Return the items known by their digests whose features are gone; nothing stays pinned.
@@ -191,7 +142,7 @@ class ItemStage:
 
     def check_count(self, request: ItemRequest) -> None:
         """Check only the number of items."""
-        limits = self._limits_by_tenant.get(request.share.tenant, self._limits)
+        limits = self._settings.limits_of(request.share.tenant)
         for modality in Modality:
             most = limits.of(modality).max_items
             number = sum(part.modality is modality and not part.is_page for part in request.media)
@@ -249,10 +200,6 @@ class ItemStage:
         """
         return await self._reader.knows(request_id, tenant, digest)
 
-    def decodes(self, data: memoryview, tenant: str) -> bool:
-        """Return whether these are the bytes of an image that is decoded here."""
-        return self._reader.decodes(data, tenant)
-
     async def make_ahead(self, request: ItemRequest, trace: Trace) -> list[bool]:
         """Make the features of items before the request that counts them as its own.
 
@@ -266,14 +213,6 @@ class ItemStage:
         with items.awaited():
             ready = await self.prepare(request.request_id, items, trace, is_ahead=True)
         return [not item.was_there for item in ready]
-
-    def need(self, digests: Iterable[bytes]) -> None:
-        """Remember that the bytes with these digests have to come."""
-        self._reader.need(digests)
-
-    async def find_seen(self, request: ItemRequest, parts: Sequence[MediaPart]) -> set[MediaPart]:
-        """Return the parts, known by their digests, whose features exist; nothing is pinned."""
-        return await self._reader.find_seen(request, parts)
 
     def check_images(self, images: Sequence[tuple[ImageHeader, Detail]], *, max_pixels: int) -> int:
         """Check that the features of such images can be in the arena at once.

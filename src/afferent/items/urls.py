@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from afferent.config import RequestLimits
 from afferent.errors import InternalError
-from afferent.files.file_store import FileStore
 from afferent.files.stored_file import StoredFile
 from afferent.items.acquire import count
 from afferent.items.fleet_urls import Fetched, FleetUrls
+from afferent.items.item import ItemSettings
 from afferent.items.request import DocumentPart, ItemRequest, MediaPart
 from afferent.media.body.raw import RawMedia
 from afferent.media.fetch.fetch import Fetcher
@@ -25,26 +24,15 @@ Came = tuple[MediaPart, RawMedia, memoryview, bytes]
 class UrlReader:
     """Reads URLs; one for each process that accepts requests."""
 
-    def __init__(
-        self,
-        store: AsyncDaemonStore,
-        limits: RequestLimits,
-        *,
-        num_workers: int,
-        has_tier: bool,
-        files: FileStore | None = None,
-    ) -> None:
+    def __init__(self, store: AsyncDaemonStore, settings: ItemSettings, *, has_tier: bool) -> None:
         """Create it.
 
         Args:
-            num_workers: Threads that read files.
             has_tier: Whether other nodes may have fetched the result of a URL.
-            files: Store of the files that parts name, if there is one.
         """
-        self._files = files
-        self._store, self._limits, self._num_workers = store, limits, num_workers
-        self._fetcher = Fetcher(limits)
-        self._fleet = FleetUrls(store, limits) if has_tier else None
+        self._store, self._limits, self._files = store, settings.limits, settings.files
+        self._fetcher = Fetcher(self._limits)
+        self._fleet = FleetUrls(store, self._limits) if has_tier else None
 
     async def read(
         self, request: ItemRequest, parts: Sequence[MediaPart | DocumentPart], trace: Trace
@@ -66,7 +54,6 @@ class UrlReader:
             request.request_id,
             limits=self._limits,
             fetches=self._fetcher.session(max_nbytes=left_nbytes, share=request.share),
-            num_workers=self._num_workers,
             files=self._files,
             tenant=request.tenant,
         )

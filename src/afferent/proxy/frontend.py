@@ -32,8 +32,8 @@ from afferent.engines.contract import Backend, Caller, UpstreamKind
 from afferent.engines.upstream import NameOf, Upstream
 from afferent.errors import ConfigError, FilesUnavailable
 from afferent.files.file_store import FileLimits, FileStore, open_store
-from afferent.items.item import Processor
-from afferent.items.stage import ItemSettings, ItemStage
+from afferent.items.item import ItemSettings, Processor
+from afferent.items.stage import ItemStage
 from afferent.media.families.reencoded import ReencodedFamily
 from afferent.media.families.registry import fingerprint
 from afferent.media.families.unknown import UnknownFamily

@@ -69,21 +69,19 @@ class MediaSource:
         *,
         limits: Limits,
         fetches: FetchSession,
-        num_workers: int = 1,
         files: FileStore | None = None,
         tenant: str = "",
     ) -> None:
         """Create a source.
 
         Args:
-            num_workers: Threads that read and digest files.
             files: Store of the files of ``tenant``, if there is one.
         """
         self._files, self._tenant = files, tenant
         self._store, self._request_id = store, request_id
         self._limits, self._fetches = limits, fetches
         self._heap = HeapAllowance()
-        self._turns = asyncio.Semaphore(max(num_workers, 1))
+        self._turns = asyncio.Lock()
 
     async def read_all(self, wanted: Sequence[WantedMedia]) -> list[RawMedia]:
         """Return the encoded bytes of all items, in order. Items from the arena are not sealed.
