@@ -48,8 +48,7 @@ class Recorder(Verbs):
         self.asked.append(request)
 
 
-def test_each_verb_is_in_the_table() -> None:
-    assert set(VERBS) == set(Request.__subclasses__())
+def test_each_verb_has_a_tag_of_its_own() -> None:
     assert len({verb.__struct_config__.tag for verb in VERBS}) == len(VERBS)
 
 

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from afferent.errors import ConfigError
+from afferent.proxy.request_scope import access_fields
 from afferent.telemetry import spans
-from afferent.telemetry.access import AccessLine
 from afferent.telemetry.spans import Tracing
 from afferent.telemetry.trace import Trace
 from afferent.types import Span
@@ -119,6 +119,6 @@ def test_the_access_log_has_what_its_page_says() -> None:
     _, _, rest = page.partition("## The access log")
     table = rest.partition("## Traces")[0]
     listed = [row.split("`")[1] for row in table.splitlines() if row.startswith("| `")]
-    line = AccessLine.of(ended(), api="openai_chat", outcome="ok", seconds=0.25)
-    assert listed == list(line.fields())
-    assert (line.ms, line.where, line.copied_bytes) == (250.0, "", 12)
+    fields = access_fields(ended(), api="openai_chat", outcome="ok", seconds=0.25)
+    assert listed == list(fields)
+    assert (fields["ms"], fields["where"], fields["copied_bytes"]) == (250.0, "", 12)

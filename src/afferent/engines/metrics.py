@@ -9,77 +9,42 @@ from __future__ import annotations
 
 from afferent.engines.protocol import EngineStats
 from afferent.telemetry.readings import Reading
-from afferent.telemetry.registry import Observed, observed
+from afferent.telemetry.registry import Observed, observed, observed_fields
 
 _MAX_WORKERS = 64
 
-_OF_ENGINE: tuple[Observed[EngineStats], ...] = (
-    observed(
-        "gauge",
-        "afferent_engine_requests_running",
-        "Requests that steps are done for",
-        lambda engine: engine.num_running,
-    ),
-    observed(
-        "gauge",
-        "afferent_engine_requests_waiting",
-        "Requests that wait to be run",
-        lambda engine: engine.num_waiting,
-    ),
-    observed(
-        "gauge",
-        "afferent_engine_kv_cache_usage",
-        "Part of the KV cache in use, 0 to 1",
-        lambda engine: engine.kv_in_use,
-    ),
-    observed(
-        "counter",
-        "afferent_engine_steps_total",
-        "Steps",
-        lambda engine: engine.num_steps,
-    ),
-    observed(
-        "counter",
-        "afferent_engine_prompt_tokens_total",
-        "Positions of prompts that were computed, after a preemption again",
-        lambda engine: engine.num_prompt_tokens,
-    ),
-    observed(
-        "counter",
-        "afferent_engine_decode_tokens_total",
-        "Positions of answers that were computed",
-        lambda engine: engine.num_decode_tokens,
-    ),
-    observed(
-        "counter",
-        "afferent_engine_cached_tokens_total",
-        "Positions of prompts that were taken from the KV cache of earlier requests",
-        lambda engine: engine.num_cached_tokens,
-    ),
-    observed(
-        "counter",
-        "afferent_engine_preemptions_total",
-        "Requests that had to begin again for want of room",
-        lambda engine: engine.num_preempted,
-    ),
-    observed(
-        "counter",
-        "afferent_engine_restarts_total",
-        "Times that workers were lost",
-        lambda engine: engine.num_restarts,
-    ),
-    observed(
-        "counter",
-        "afferent_engine_embeddings_found_total",
-        "Items whose embeddings were in the store",
-        lambda engine: engine.num_embeddings_found,
-    ),
-    observed(
-        "gauge",
-        "afferent_engine_encoder_cache_bytes",
-        "Bytes of embeddings that each worker keeps",
-        lambda engine: engine.cache_nbytes,
-    ),
+_OF_ENGINE = observed_fields(
+    {
+        "afferent_engine_requests_running": ("num_running", "Requests that steps are done for"),
+        "afferent_engine_requests_waiting": ("num_waiting", "Requests that wait to be run"),
+        "afferent_engine_kv_cache_usage": ("kv_in_use", "Part of the KV cache in use, 0 to 1"),
+        "afferent_engine_steps_total": ("num_steps", "Steps"),
+        "afferent_engine_prompt_tokens_total": (
+            "num_prompt_tokens",
+            "Positions of prompts that were computed, after a preemption again",
+        ),
+        "afferent_engine_decode_tokens_total": (
+            "num_decode_tokens",
+            "Positions of answers that were computed",
+        ),
+        "afferent_engine_cached_tokens_total": (
+            "num_cached_tokens",
+            "Positions of prompts that were taken from the KV cache of earlier requests",
+        ),
+        "afferent_engine_preemptions_total": (
+            "num_preempted",
+            "Requests that had to begin again for want of room",
+        ),
+        "afferent_engine_restarts_total": ("num_restarts", "Times that workers were lost"),
+        "afferent_engine_embeddings_found_total": (
+            "num_embeddings_found",
+            "Items whose embeddings were in the store",
+        ),
+        "afferent_engine_encoder_cache_bytes": (
+            "cache_nbytes",
+            "Bytes of embeddings that each worker keeps",
+        ),
+    },
 )
 
 _ENCODED: Observed[int] = observed(

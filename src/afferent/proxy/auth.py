@@ -11,7 +11,7 @@ import ipaddress
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from afferent.admission.gate import retry_in_s
 from afferent.admission.shares import NAMELESS, Share
@@ -20,6 +20,7 @@ from afferent.config import Tenant
 from afferent.errors import NoPermitLeft, NotAuthenticated, QuotaExceeded
 from afferent.proxy import dialects
 from afferent.proxy.doors import Doors
+from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.trace import Trace
 
 log = logging.getLogger(__name__)
@@ -32,24 +33,12 @@ _NEWEST: Final = 0.2
 """Weight of the newest request in the mean time of a tenant's requests."""
 
 
-class Store(Protocol):
-    """Required part of a store; `AsyncDaemonStore` implements it."""
-
-    def introduce(self, request: str, share: Share) -> None: ...
-
-    async def acquire_permit(
-        self, request: str, semaphore: str, *, limit: int, queue: bool
-    ) -> int: ...
-
-    def forget(self, request: str) -> None: ...
-
-
 class Access:
     """Keys of all tenants. Without keys, all clients are the default tenant."""
 
     def __init__(
         self,
-        store: Store,
+        store: AsyncDaemonStore,
         *,
         api_key: str = "",
         tenants: Sequence[Tenant] = (),

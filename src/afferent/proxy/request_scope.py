@@ -1,11 +1,13 @@
-"""Scope of a request: what lasts from its arrival to the end of its answer."""
+"""Scope of a request: what lasts from its arrival to the end of its answer, and its access log."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import Scope
 
@@ -15,16 +17,19 @@ from afferent.proxy import answer_headers, counting
 from afferent.proxy.app_settings import AppSettings
 from afferent.proxy.auth import Access
 from afferent.proxy.failures import failure_of
-from afferent.proxy.finish import IN_FLIGHT, tell
 from afferent.proxy.responses import new_id
 from afferent.runtime import logs
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.journal import JOURNAL
+from afferent.telemetry.registry import gauge
 from afferent.telemetry.trace import Trace
 
 if TYPE_CHECKING:
     from afferent.telemetry.explain import Explainer
 
+log = logging.getLogger(__name__)
+
+IN_FLIGHT = gauge("afferent_requests_in_flight", "Requests being answered")
 _CLIENT_GONE = "client_gone"
 
 
@@ -150,4 +155,33 @@ class RequestScopes:
             scope.release()
             self._access.leave(trace.request_id)
             counting.count_stages(trace)
-            tell(trace, api, scope.outcome or ended_as, self._explainer)
+            self._tell(trace, api, scope.outcome or ended_as)
+
+    def _tell(self, trace: Trace, api: str, outcome: str) -> None:
+        """Count, log, record and explain a finished request."""
+        seconds = (time.monotonic_ns() - trace.start_ns) / 1e9
+        JOURNAL.end(trace, outcome)
+        counting.count_request(trace, api, outcome, seconds=seconds)
+        log.info("request", extra=access_fields(trace, api=api, outcome=outcome, seconds=seconds))
+        if trace.root is not None:
+            trace.root.end(trace, api=api, outcome=outcome)
+        if self._explainer is not None:
+            self._explainer.show(trace, outcome)
+
+
+def access_fields(trace: Trace, *, api: str, outcome: str, seconds: float) -> dict[str, Any]:
+    """Return the fields of the event ``request`` in the access log."""
+    return {
+        "request_id": trace.request_id,
+        "client_request_id": trace.client_request_id,
+        "api": api,
+        "path": trace.what,
+        "outcome": outcome,
+        "where": "" if outcome == "ok" else trace.where,
+        "media": trace.media,
+        "items": ", ".join(trace.items),
+        "ms": round(seconds * 1e3, 1),
+        "prompt_tokens": trace.num_prompt_tokens,
+        "completion_tokens": trace.num_answer_tokens,
+        "copied_bytes": sum(span.copied_nbytes for span in trace.spans),
+    }

@@ -18,7 +18,8 @@ import os
 import secrets
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from typing import Final, Generic, Literal, TypeVar
+from operator import attrgetter
+from typing import Any, Final, Generic, Literal, TypeVar
 
 from afferent.telemetry.readings import OTHER, Declaration, Kind, Reading, Series
 
@@ -221,6 +222,25 @@ class Registry:
         """Declare a metric that another process counts, and this one requests."""
         return Observed(*self._declare(kind, name, help, labels), value)
 
+    def observed_fields(
+        self, metrics: Mapping[str, tuple[str, str]], /, **labels: Container[str]
+    ) -> list[Observed[Any]]:
+        """Declare metrics whose values are fields of one record of another process.
+
+        Args:
+            metrics: Field and help of each metric, by its name; ``_total`` ends that of a counter.
+        """
+        return [
+            self.observed(
+                "counter" if name.endswith("_total") else "gauge",
+                name,
+                help,
+                attrgetter(field),
+                **labels,
+            )
+            for name, (field, help) in metrics.items()
+        ]
+
     def _declare(
         self,
         kind: Kind,
@@ -278,3 +298,4 @@ counter = REGISTRY.counter
 gauge = REGISTRY.gauge
 histogram = REGISTRY.histogram
 observed = REGISTRY.observed
+observed_fields = REGISTRY.observed_fields

@@ -12,9 +12,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from afferent.types import Span, span_since
+
+if TYPE_CHECKING:
+    from afferent.telemetry.spans import RequestSpan
 
 STAGES: set[str] = set()
 """Values of the label ``stage``."""
@@ -23,14 +26,6 @@ STAGES: set[str] = set()
 def declare_stages(*stages: str) -> None:
     """Declare stages that other processes measure for requests of this one."""
     STAGES.update(stages)
-
-
-class Root(Protocol):
-    """Span of the request in an external tracer: see `afferent.telemetry.spans`."""
-
-    def carried(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]: ...
-
-    def end(self, trace: Trace, *, api: str, outcome: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -50,7 +45,8 @@ class Trace:
     num_answer_tokens: int = 0
     digests: list[str] = field(default_factory=list)
     """Keys of its items, each once."""
-    root: Root | None = None
+    root: RequestSpan | None = None
+    """Span of the request in an external tracer."""
     tenant: str = ""
     client_request_id: str = ""
     """The client's own id of the request; empty if it sent none."""

@@ -235,6 +235,12 @@ class HttpClient:
     ) -> None:
         self._title, self._secret = title, secret
         self._traits, self._trust = traits, trust
+        # See `Upstream`:
+        self.reads_arena, self.takes_salt = traits.reads_arena, traits.takes_salt
+        self.takes_names = bool(traits.unknown_name_statuses)
+        self.min_streamed_nbytes = traits.min_streamed_nbytes
+        self.takes_any_file, self.takes_videos = traits.takes_any_file, traits.takes_videos
+        self.takes, self.name_of = traits.takes, traits.name_of
         self._route_header = route_header.lower().encode()
         self._placement, self._prefixes, self._budget = Placement(), Prefixes(), RetryBudget()
         self._servers: dict[str, Server] = {}
@@ -295,48 +301,9 @@ class HttpClient:
         return any(replica.is_ready for replica in self._placement.replicas)
 
     @property
-    def reads_arena(self) -> bool:
-        """See `Upstream.reads_arena`."""
-        return self._traits.reads_arena
-
-    @property
-    def takes_salt(self) -> bool:
-        """See `Upstream.takes_salt`."""
-        return self._traits.takes_salt
-
-    @property
-    def takes_names(self) -> bool:
-        """See `Upstream.takes_names`."""
-        return bool(self._traits.unknown_name_statuses)
-
-    @property
-    def min_streamed_nbytes(self) -> int:
-        """See `Upstream.min_streamed_nbytes`."""
-        return self._traits.min_streamed_nbytes
-
-    @property
     def num_servers(self) -> int:
         """See `Upstream.num_servers`."""
         return sum(replica.is_ready for replica in self._placement.replicas)
-
-    @property
-    def takes_any_file(self) -> bool:
-        """See `Upstream.takes_any_file`."""
-        return self._traits.takes_any_file
-
-    @property
-    def takes_videos(self) -> bool:
-        """See `Upstream.takes_videos`."""
-        return self._traits.takes_videos
-
-    def takes(self, modality: Modality, file: bytes | memoryview | None) -> bool:
-        """See `Upstream.takes`."""
-        return self._traits.takes(modality, file)
-
-    @property
-    def name_of(self) -> NameOf | None:
-        """See `Upstream.name_of`."""
-        return self._traits.name_of
 
     @property
     def salt_key(self) -> bytes:

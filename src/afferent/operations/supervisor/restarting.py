@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from afferent.errors import ConfigError
 from afferent.operations.supervisor.control import Tell, What
@@ -14,35 +14,15 @@ from afferent.operations.supervisor.parts import Part
 from afferent.proxy.launch import LEAVE_SIGNAL
 from afferent.runtime.heartbeat import Board
 
+if TYPE_CHECKING:
+    from afferent.operations.supervisor.supervisor import Supervisor
+
 _LOOK_S = 0.02
 FRONTEND_START_TIMEOUT_S = 120.0
 """Timeout for a frontend's successor to become ready."""
 _KILL_AFTER_S = 5.0
 ENGINE_ENDS_S = 10.0
 """Time for an engine to end: 4 s for vLLM's own end, and its parent then removes its files."""
-
-
-class Host(Protocol):
-    """Part of the supervisor that restarts need."""
-
-    @property
-    def parts(self) -> Mapping[str, Part]: ...
-
-    @property
-    def is_stopping(self) -> bool: ...
-
-    def start_successor(self, part: Part) -> Part:
-        """Start a second process like the part's, on its listening socket; the part stays as it is.
-
-        Raises:
-            OSError: Descriptors or memory are insufficient; nothing of it is left.
-        """
-
-    def replace(self, part: Part, successor: Part) -> None:
-        """Put the successor into the part's position; the part's process is not restarted."""
-
-    def discard(self, successor: Part) -> None:
-        """Kill the successor's process, if it has one."""
 
 
 class Restarts:
@@ -54,7 +34,7 @@ class Restarts:
 
     def __init__(
         self,
-        host: Host,
+        host: Supervisor,
         board: Board,
         *,
         drain_timeout_s: float,

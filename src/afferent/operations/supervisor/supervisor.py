@@ -202,7 +202,11 @@ class Supervisor:
         return self._stop.is_set()
 
     def start_successor(self, part: Part) -> Part:
-        """Implement `Host.start_successor`."""
+        """Start a second process like the part's, on its listening socket; the part stays as it is.
+
+        Raises:
+            OSError: Descriptors or memory are insufficient; nothing of it is left.
+        """
         listener = part.listener
         if listener is not None:
             # Not socket.dup(): it makes the socket blocking, for the old process too.
@@ -224,7 +228,7 @@ class Supervisor:
         return successor
 
     def replace(self, part: Part, successor: Part) -> None:
-        """Implement `Host.replace`."""
+        """Put the successor into the part's position; the part's process is not restarted."""
         self._extra.remove(successor)
         self._parts[part.name] = successor
         self._close_listener(part)
@@ -232,7 +236,7 @@ class Supervisor:
             self._extra.append(part)
 
     def discard(self, successor: Part) -> None:
-        """Implement `Host.discard`."""
+        """Kill the successor's process, if it has one."""
         self._kill(successor)
         if successor in self._extra:
             self._extra.remove(successor)

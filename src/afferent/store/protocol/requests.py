@@ -1,8 +1,8 @@
 """Verbs of the store: requests of clients, and the types of the results.
 
 A verb is defined here once: its fields, its result (``Request[...]``), whether it waits, and its
-withdrawal. `VERBS` lists them. The daemon has a handler for each class
-(`afferent.store.state.machine`), and all clients have a method (`afferent.store.client.verbs`).
+withdrawal. The daemon has a handler for each class (`afferent.store.state.machine`), and all clients
+have a method (`afferent.store.client.verbs`).
 
 Every request carries ``seq``, which its reply repeats. A verb works on many objects in one round
 trip. Verbs that wait are answered later, out of order.
@@ -334,35 +334,5 @@ class ReadMetrics(Request[list[Reading]], tag="read_metrics"):
     """Return the counters of all processes, including dead ones."""
 
 
-VERBS: tuple[type[Request[Any]], ...] = (
-    Introduce,
-    Acquire,
-    Wait,
-    Create,
-    Seal,
-    Abort,
-    Get,
-    Release,
-    ReleaseEarly,
-    ReportEncoded,
-    CheckPins,
-    Reserve,
-    Unreserve,
-    AcquirePermit,
-    ReleasePermit,
-    Accept,
-    Delete,
-    Evict,
-    List,
-    ListItems,
-    WatchItems,
-    FindItems,
-    Clients,
-    Tenants,
-    Take,
-    Finish,
-    Renew,
-    Stat,
-    PushMetrics,
-    ReadMetrics,
-)
+VERBS: tuple[type[Request[Any]], ...] = tuple(Request.__subclasses__())
+"""All verbs, in the order of their definitions."""
