@@ -9,8 +9,7 @@ import pytest
 from afferent import errors
 from afferent.builtin.apis.api import Api
 from afferent.builtin.apis.registry import APIS
-from afferent.proxy.failures import headers_of
-from afferent.proxy.statuses import status_of
+from afferent.proxy.statuses import headers_of, status_of
 
 
 def test_codes_are_unique_and_lead_back() -> None:

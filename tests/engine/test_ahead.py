@@ -59,8 +59,8 @@ def asked_for(address: str, *said: tuple[Encoder, bool]) -> list[bytes]:
             await asyncio.sleep(0)
             await tier.stat()  # the tier process waits for a task now
             ahead = Ahead(store)
-            await ahead.fetch_announced({KEY: ROWS})
-            await ahead.fetch_announced({KEY: ROWS})  # now it is in the store
+            await ahead.fetch({KEY: ROWS})
+            await ahead.fetch({KEY: ROWS})  # now it is in the store
         serving.cancel()
         outcomes = await store.acquire("look", [Find(key) for key in asked])
         assert states(outcomes) == ["hit"] * len(asked)
@@ -115,6 +115,6 @@ def test_what_is_absent_costs_a_round_trip_and_no_store_is_no_failure(address: s
         await tier.close()
         await store.close()
         assert await Ahead(store).fetch({KEY: ROWS}, ONE) == []
-        assert await Ahead(store).fetch_announced({KEY: ROWS}) == []
+        assert await Ahead(store).fetch({KEY: ROWS}) == []
 
     asyncio.run(main())

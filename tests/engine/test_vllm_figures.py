@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from afferent.engines.upstream import UpstreamStats
-from afferent.engines.vllm.figures import stats_of
+from afferent.engines.vllm.traits import stats_of
 
 _PAGE = b"""\
 # HELP python_gc_objects_collected_total Objects collected during gc

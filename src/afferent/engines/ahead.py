@@ -100,80 +100,55 @@ class Ahead:
         self._announced: Encoder | None = None
         self._looked_s = float("-inf")
 
-    async def fetch_announced(
+    async def fetch(
         self,
         num_rows: Mapping[ContentKey, int],
+        encoder: Encoder | None = None,
         *,
         names: Mapping[ContentKey, bytes] = MappingProxyType({}),
         share: Share = NAMELESS,
     ) -> list[Span]:
-        """Call `fetch` for the announced encoder; do nothing while none is announced.
-
-        Args:
-            num_rows: As for `fetch`.
-            names: Names of items in events and lookups, where they are not the keys.
-            share: Share of the tenant that the items belong to.
-        """
-        lease = self._new_lease()
-        try:
-            encoder = await self._find_announced(lease)
-            if encoder is None:
-                return []
-            self._store.introduce(lease, share)
-            return await self._fetch(lease, num_rows, encoder, names)
-        except AfferentError as error:
-            log.info("embeddings were not fetched", extra={"reason": error.code})
-            return []
-        finally:
-            self._store.forget(lease)
-
-    async def fetch(self, num_rows: Mapping[ContentKey, int], encoder: Encoder) -> list[Span]:
         """Fetch the embeddings of these items, and wait until they are here, within the time limit.
 
         It never fails: the engine encodes the items that did not come.
 
         Args:
             num_rows: Rows of each item, by the key of its features.
-            encoder: The encoder of the embeddings.
+            encoder: The encoder of the embeddings; ``None`` for the announced one. Nothing is
+                fetched while none is announced.
+            names: Names of items in events and lookups, where they are not the keys.
+            share: Share of the tenant that the items belong to.
 
         Returns:
             The spans of the fetches.
         """
-        lease = self._new_lease()
+        lease = f"ahead-{next(self._numbers)}"
         try:
-            return await self._fetch(lease, num_rows, encoder, {})
+            encoder = encoder or await self._find_announced(lease)
+            if encoder is None:
+                return []
+            self._store.introduce(lease, share)
+            wanted = [
+                Fetch(
+                    keys.embeddings_key(item=key, weights=encoder.weights),
+                    ObjectKind.EMBEDDINGS,
+                    number * encoder.row_nbytes + _BESIDE_ROWS_NBYTES,
+                    max(1, number * _ENCODE_ROW_US),
+                    ItemLabel(name=names.get(key) or key),
+                )
+                for key, number in num_rows.items()
+            ]
+            outcomes = await self._store.acquire(lease, wanted)
+            settled = await settle(
+                *(self._store, lease, [ContentKey(each.key) for each in wanted], outcomes),
+                timeout_s=LONGEST_FETCH_S,
+            )
+            return [span for outcome in settled for span in spans_of(outcome)]
         except AfferentError as error:
             log.info("embeddings were not fetched", extra={"reason": error.code})
             return []
         finally:
             self._store.forget(lease)
-
-    # Inner steps
-
-    def _new_lease(self) -> str:
-        return f"ahead-{next(self._numbers)}"
-
-    async def _fetch(
-        self,
-        lease: str,
-        num_rows: Mapping[ContentKey, int],
-        encoder: Encoder,
-        names: Mapping[ContentKey, bytes],
-    ) -> list[Span]:
-        wanted = [
-            Fetch(
-                keys.embeddings_key(item=key, weights=encoder.weights),
-                ObjectKind.EMBEDDINGS,
-                number * encoder.row_nbytes + _BESIDE_ROWS_NBYTES,
-                max(1, number * _ENCODE_ROW_US),
-                ItemLabel(name=names.get(key) or key),
-            )
-            for key, number in num_rows.items()
-        ]
-        outcomes = await self._store.acquire(lease, wanted)
-        item_keys = [ContentKey(item.key) for item in wanted]
-        settled = await settle(self._store, lease, item_keys, outcomes, timeout_s=LONGEST_FETCH_S)
-        return [span for outcome in settled for span in spans_of(outcome)]
 
     async def _find_announced(self, lease: str) -> Encoder | None:
         """Return the announced encoder; the store is asked at most once a second."""

@@ -7,6 +7,7 @@ show the same files of the client's tenant.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Final
 
@@ -15,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from afferent.errors import FileNotFound, InvalidRequest
 from afferent.files.file_store import FileStore, OpenedFile
@@ -26,7 +27,7 @@ from afferent.proxy.dialects import ANTHROPIC_FILES, FILES
 from afferent.proxy.file_form import Form, FormReader, commit
 from afferent.proxy.file_uploads import UploadApi
 from afferent.proxy.request_scope import RequestScopes
-from afferent.proxy.responses import id_headers, new_id, refusal
+from afferent.proxy.responses import ClosingStream, id_headers, new_id, refusal
 from afferent.proxy.scoped_endpoint import Call, ScopedEndpoint, dialect_of
 from afferent.proxy.welcome import FILES as PATHS
 from afferent.proxy.welcome import NOT_STORED
@@ -166,7 +167,9 @@ class FileApi:
         if call.request.method == "HEAD":
             file.close()
             return Response(headers=headers, media_type=_BYTES)
-        return _FileContent(self._pieces(file), headers=headers, media_type=_BYTES, file=file)
+        stack = AsyncExitStack()
+        stack.callback(file.close)
+        return ClosingStream(self._pieces(file), stack, headers=headers, media_type=_BYTES)
 
     async def _pieces(self, file: OpenedFile) -> AsyncIterator[bytes]:
         pieces = file.pieces(_PIECE_NBYTES)
@@ -177,27 +180,6 @@ class FileApi:
 def _described(call: Call, file: StoredFile) -> Response:
     as_sent = file_answers.anthropic_file if call.is_anthropic else file_answers.openai_file
     return call.answer(as_sent(file))
-
-
-class _FileContent(StreamingResponse):
-    """Content of a file, which is closed at the end in every case."""
-
-    def __init__(
-        self,
-        pieces: AsyncIterator[bytes],
-        *,
-        headers: dict[str, str],
-        media_type: str,
-        file: OpenedFile,
-    ) -> None:
-        super().__init__(pieces, headers=headers, media_type=media_type)
-        self._file = file
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._file.close()
 
 
 def file_app(api: FileApi | None) -> ASGIApp:

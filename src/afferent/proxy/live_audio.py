@@ -17,9 +17,8 @@ from afferent.admission.gate import Gate
 from afferent.config import Limits
 from afferent.errors import AfferentError, InvalidRequest, MediaTooLarge, Unavailable
 from afferent.items.receive import MEDIA_BYTES
-from afferent.proxy.failures import failure_of
 from afferent.proxy.request_scope import RequestScope
-from afferent.proxy.statuses import message_of
+from afferent.proxy.statuses import failure_of, message_of
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.types import MiB, Modality
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
+
+from afferent.telemetry.exposition import text_of
 
 LABEL = "upstream"
 
@@ -27,14 +27,4 @@ def joined(pages: Sequence[tuple[str, bytes]]) -> bytes:
                 Sample(each.name, {**each.labels, LABEL: name}, each.value)
                 for each in family.samples
             ]
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(list(families.values())))
-    return generate_latest(registry)
-
-
-class _Families(Collector):
-    def __init__(self, families: Sequence[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Sequence[Metric]:
-        return self._families
+    return text_of(list(families.values()))

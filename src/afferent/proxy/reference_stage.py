@@ -285,7 +285,7 @@ class ReferenceStage:
             rows = {item.key: each.num_embeds for item, each in zip(ready, references, strict=True)}
             start_ns = time.monotonic_ns()
             names = {item.key: item.alias for item in ready}
-            spans = await self._ahead.fetch_announced(rows, names=names, share=request.share)
+            spans = await self._ahead.fetch(rows, names=names, share=request.share)
             if spans:
                 trace.add(spans)
                 trace.stage(start_ns, "wait_for_embeddings")

@@ -16,8 +16,8 @@ from afferent.errors import AfferentError
 from afferent.proxy import answer_headers, counting
 from afferent.proxy.app_settings import AppSettings
 from afferent.proxy.auth import Access
-from afferent.proxy.failures import failure_of
 from afferent.proxy.responses import new_id
+from afferent.proxy.statuses import failure_of
 from afferent.runtime import logs
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry.journal import JOURNAL

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from afferent.errors import AfferentError, InvalidRequest
 from afferent.proxy import dialects
 from afferent.proxy.dialects import ErrorFormat
-from afferent.proxy.failures import headers_of
-from afferent.proxy.statuses import status_of
+from afferent.proxy.statuses import headers_of, status_of
 
 IGNORED: Final = "x-ignored-parameters"
 _MAX_SHOWN: Final = 16
@@ -60,6 +61,18 @@ def refusal(
 def refusal_body(status: int, why: str) -> bytes:
     """Encode a refusal of the HTTP server itself, in the same format as every other refusal."""
     return bytes(refusal(InvalidRequest(why), new_id("request-"), status=status).body)
+
+
+class ClosingStream(StreamingResponse):
+    """Response that closes its resources when it ends or the client disconnects."""
+
+    def __init__(self, chunks: AsyncIterator[bytes], stack: AsyncExitStack, **kwargs: Any) -> None:
+        super().__init__(chunks, **kwargs)
+        self._stack = stack
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._stack:
+            await super().__call__(scope, receive, send)
 
 
 def path_of(request: Request) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
@@ -44,32 +44,33 @@ def with_zeros(readings: Iterable[Reading], zeros: Iterable[Reading]) -> list[Re
 @functools.lru_cache(MAX_METRICS)
 def _part(reading: bytes) -> bytes:
     """Return the text of one metric; cached, because most metrics don't change between pages."""
+    return text_of([_family(_decoder.decode(reading))])
+
+
+def text_of(families: Sequence[Metric]) -> bytes:
+    """Return the text of metrics."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_One(_decoder.decode(reading)))
+    registry.register(_Families(families))
     return generate_latest(registry)
 
 
-class _One(Collector):
-    def __init__(self, reading: Reading) -> None:
-        self._reading = reading
+class _Families(Collector):
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
 
-    def collect(self) -> Iterator[Metric]:
-        yield _family(self._reading)
+    def collect(self) -> Sequence[Metric]:
+        return self._families
 
 
 def _family(reading: Reading) -> Metric:
     metric = reading.metric
     match metric.kind:
-        case "counter":
-            counter = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
+        case "counter" | "gauge":
+            made = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            family = made(metric.name, metric.help, labels=metric.labels)
             for each in reading.series:
-                counter.add_metric(each.labels, each.values[0])
-            return counter
-        case "gauge":
-            gauge = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
-            for each in reading.series:
-                gauge.add_metric(each.labels, each.values[0])
-            return gauge
+                family.add_metric(each.labels, each.values[0])
+            return family
         case "histogram":
             histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
             bounds = [*map(str, metric.buckets), "+Inf"]

@@ -32,9 +32,9 @@ from afferent.errors import AfferentError, InvalidRequest, NoPermitLeft, Session
 from afferent.proxy import counting
 from afferent.proxy.app_settings import AppSettings
 from afferent.proxy.auth import Access
-from afferent.proxy.failures import failure_of
 from afferent.proxy.request_scope import RequestScope, RequestScopes
 from afferent.proxy.socket_end import ending
+from afferent.proxy.statuses import failure_of
 from afferent.telemetry.registry import counter
 from afferent.types import MiB
 

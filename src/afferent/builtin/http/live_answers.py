@@ -32,9 +32,9 @@ from afferent.errors import (
     TooManyItems,
 )
 from afferent.items.request import ItemRequest
-from afferent.proxy.failures import failure_of
 from afferent.proxy.request_scope import RequestScope
 from afferent.proxy.responses import new_id
+from afferent.proxy.statuses import failure_of
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from starlette.types import Message, Receive, Scope, Send
 from afferent.builtin.pipeline.call import Reply
 from afferent.builtin.pipeline.request import Output
 from afferent.errors import DeadlineExceeded
-from afferent.proxy.failures import failure_of
 from afferent.proxy.http_server.exchange import hang_up
+from afferent.proxy.statuses import failure_of
 
 
 class EventStream(StreamingResponse):

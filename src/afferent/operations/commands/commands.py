@@ -9,8 +9,7 @@ import msgspec
 from rich.console import Console
 
 from afferent.operations.commands import daemons, removal, standalone, tables
-from afferent.operations.commands.daemons import Running
-from afferent.operations.commands.snapshot import Snapshot
+from afferent.operations.commands.daemons import Running, Snapshot
 from afferent.operations.commands.stats import object_document, stat_document
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.types import ObjectKind

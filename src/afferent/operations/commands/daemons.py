@@ -1,4 +1,4 @@
-"""Running store daemons, and connections to them."""
+"""Running store daemons and servers, and connections to them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from afferent.errors import ConfigError, StoreUnavailable
+from afferent.operations.supervisor.control import SOCKET_NAME as CONTROL_NAME
 from afferent.runtime.sockets import digits_of
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.client_table import start_time
 from afferent.store.daemon.launch import DAEMON
 from afferent.store.daemon.server import SOCKET_NAME
+from afferent.store.protocol.results import ClientInfo, Statistics
 
 CLIENT_NAME = "afferent store"
 """Client name of these commands."""
@@ -54,6 +58,33 @@ class Running:
             ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Statistics and clients of a store, without the client that requests them."""
+
+    running: Running
+    statistics: Statistics
+    clients: list[ClientInfo]
+
+    @classmethod
+    def take(cls, running: Running, store: DaemonStore) -> Snapshot:
+        """Request a snapshot.
+
+        Raises:
+            StoreUnavailable: The daemon is gone.
+        """
+        statistics = store.stat()
+        return cls(
+            running,
+            replace(statistics, num_clients=statistics.num_clients - 1),
+            [client for client in store.list_clients() if not _is_self(client)],
+        )
+
+
+def _is_self(client: ClientInfo) -> bool:
+    return client.pid == os.getpid() and client.name == CLIENT_NAME
+
+
 def find() -> list[Running]:
     """Return this user's stores, by address.
 
@@ -74,6 +105,25 @@ def listening() -> Iterator[tuple[str, list[int]]]:
             owners.setdefault(inode, []).append(pid)
     for inode, pids in owners.items():
         yield sockets[inode], pids
+
+
+def choose_server(pid: int | None) -> str:
+    """Return the address of a server's supervisor; its folder has all sockets of the server.
+
+    Raises:
+        ConfigError: No server runs, or several do and none was chosen.
+    """
+    servers = {
+        pids[0]: address for address, pids in listening() if digits_of(address, CONTROL_NAME)
+    }
+    if pid is not None:
+        servers = {known: address for known, address in servers.items() if known == pid}
+    if len(servers) == 1:
+        return next(iter(servers.values()))
+    if not servers:
+        raise ConfigError("you run no server" if pid is None else f"--pid {pid}: is no server")
+    running = ", ".join(map(str, sorted(servers)))
+    raise ConfigError(f"several servers run; choose one with --pid: {running}")
 
 
 def short(address: str) -> str:

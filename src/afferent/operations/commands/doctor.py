@@ -15,7 +15,7 @@ from afferent.config import Loaded, ServeConfig, declared
 from afferent.engines import registry
 from afferent.engines.contract import NO_MODEL
 from afferent.errors import AfferentError, ConfigError
-from afferent.operations.commands.machine import Finding, findings, judged
+from afferent.operations.commands.machine import Finding, findings, found_as, judged
 from afferent.operations.commands.settings import print_json
 from afferent.operations.commands.tables import make_console
 from afferent.operations.supervisor.checks import exposure, model_folder, silent_tier
@@ -81,11 +81,10 @@ def _origins(loaded: Loaded) -> str:
 
 def _exposure(loaded: Loaded) -> Finding:
     warning = exposure(loaded.config)
-    return Finding(
-        what="keys",
-        level="could be better" if warning else "ok",
-        found=warning or "asked for, or only this machine reaches the server",
-        mend="export AFFERENT_API_KEY=$(openssl rand -hex 24)" if warning else "",
+    return found_as(
+        *("keys", not warning, warning or "asked for, or only this machine reaches the server"),
+        "export AFFERENT_API_KEY=$(openssl rand -hex 24)",
+        otherwise="could be better",
     )
 
 
@@ -135,8 +134,8 @@ def _tier(loaded: Loaded) -> Iterator[Finding]:
     except ConfigError:  # `_start` reports it
         return
     found = warning or f"{without_secrets(loaded.config.tier)} answers"
-    mend = "afferent tier stat, and the tier's own log" if warning else ""
-    yield Finding(what="tier", level="could be better" if warning else "ok", found=found, mend=mend)
+    mend = "afferent tier stat, and the tier's own log"
+    yield found_as("tier", not warning, found, mend, otherwise="could be better")
 
 
 def _start(loaded: Loaded) -> str:

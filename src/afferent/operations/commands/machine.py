@@ -47,6 +47,15 @@ class Finding(Struct, frozen=True, kw_only=True):
     mend: str = ""
 
 
+def found_as(
+    what: str, is_fine: bool, found: str, mend: str, *, otherwise: Level = "wrong"
+) -> Finding:
+    """Return the finding of a check whose result is known; ``otherwise`` is a fault's level."""
+    if is_fine:
+        return Finding(what=what, level="ok", found=found)
+    return Finding(what=what, level=otherwise, found=found, mend=mend)
+
+
 def judged(what: str, ask: Callable[[], str], mend: str = "") -> Finding:
     """Return the finding of a check: wrong if ``ask`` raises an `AfferentError`."""
     try:
@@ -115,14 +124,10 @@ def _confinement() -> Finding:
     said = done.stdout
     if done.returncode and not said:
         said = f"the process that tried it has ended with status {done.returncode}"
-    return Finding(
-        what="confinement",
-        level="wrong" if said else "ok",
-        found=said or "decoders can be confined (seccomp)",
-        mend="a container needs a seccomp profile that allows seccomp(2), as the default ones of "
-        "Docker and Podman do: no --security-opt seccomp=FILE of your own"
-        if said
-        else "",
+    return found_as(
+        *("confinement", not said, said or "decoders can be confined (seccomp)"),
+        "a container needs a seccomp profile that allows seccomp(2), as the default ones of "
+        "Docker and Podman do: no --security-opt seccomp=FILE of your own",
     )
 
 
@@ -136,13 +141,10 @@ def _calls() -> Finding:
             missing.append(name)
     if ctypes.CDLL(None).prctl(1, 0, 0, 0, 0) != 0:  # PR_SET_PDEATHSIG
         missing.append("prctl")
-    return Finding(
-        what="system calls",
-        level="wrong" if missing else "ok",
-        found=f"refused: {', '.join(missing)}" if missing else ", ".join([*_CALLS, "prctl"]),
-        mend="--security-opt seccomp=unconfined shows whether the container's profile refuses them"
-        if missing
-        else "",
+    return found_as(
+        *("system calls", not missing),
+        f"refused: {', '.join(missing)}" if missing else ", ".join([*_CALLS, "prctl"]),
+        "--security-opt seccomp=unconfined shows whether the container's profile refuses them",
     )
 
 
@@ -211,33 +213,30 @@ def _files() -> Finding:
 
 def _cores(num_workers: int) -> Finding:
     cores = cgroup.num_cores()
-    is_enough = num_workers <= cores
-    return Finding(
-        what="cores",
-        level="ok" if is_enough else "could be better",
-        found=f"{cores}, for {num_workers or 'at most as many'} preprocess workers beside all else",
-        mend="" if is_enough else f"--preprocess-workers {cores}",
+    return found_as(
+        *("cores", num_workers <= cores),
+        f"{cores}, for {num_workers or 'at most as many'} preprocess workers beside all else",
+        f"--preprocess-workers {cores}",
+        otherwise="could be better",
     )
 
 
 def _memory() -> Finding:
     limit, free = memory.limit_nbytes(), memory.available_nbytes()
-    is_enough = free >= _SPARE_NBYTES
-    return Finding(
-        what="memory",
-        level="ok" if is_enough else "wrong",
-        found=f"{limit / GiB:.1f} GiB by machine, limits and cgroup, {free / GiB:.1f} GiB free",
-        mend="" if is_enough else "end other programs, or raise the container's --memory",
+    return found_as(
+        *("memory", free >= _SPARE_NBYTES),
+        f"{limit / GiB:.1f} GiB by machine, limits and cgroup, {free / GiB:.1f} GiB free",
+        "end other programs, or raise the container's --memory",
     )
 
 
 def _overcommit() -> Finding:
     is_strict = _read(_OVERCOMMIT) == "2"
-    return Finding(
-        what="overcommit",
-        level="could be better" if is_strict else "ok",
-        found="strict: what processes only map counts, too" if is_strict else "as usual",
-        mend="sysctl vm.overcommit_memory=0" if is_strict else "",
+    return found_as(
+        *("overcommit", not is_strict),
+        "strict: what processes only map counts, too" if is_strict else "as usual",
+        "sysctl vm.overcommit_memory=0",
+        otherwise="could be better",
     )
 
 
@@ -245,12 +244,9 @@ def _huge_pages() -> Finding:
     match = re.search(r"\[(\w+)\]", _read(_HUGE_PAGES))
     chosen = match[1] if match else "not offered"
     is_on = chosen in ("always", "advise", "within_size", "force")
-    return Finding(
-        what="huge pages",
-        level="ok" if is_on else "could be better",
-        found=f"for shared memory: {chosen}",
-        mend="" if is_on or match is None else f"echo advise > {_HUGE_PAGES}",
-    )
+    mend = f"echo advise > {_HUGE_PAGES}" if match else ""
+    found = f"for shared memory: {chosen}"
+    return found_as("huge pages", is_on, found, mend, otherwise="could be better")
 
 
 def _locked_memory() -> Finding:
@@ -260,12 +256,8 @@ def _locked_memory() -> Finding:
     mend = (
         "ulimit -l unlimited; of a unit LimitMEMLOCK=infinity, of a container --ulimit memlock=-1"
     )
-    return Finding(
-        what="locked memory",
-        level="ok" if is_unlimited else "could be better",
-        found="unlimited" if is_unlimited else f"{soft / MiB:,.0f} MiB: less than the arena",
-        mend="" if is_unlimited else mend,
-    )
+    found = "unlimited" if is_unlimited else f"{soft / MiB:,.0f} MiB: less than the arena"
+    return found_as("locked memory", is_unlimited, found, mend, otherwise="could be better")
 
 
 def _shm() -> Finding:
@@ -274,13 +266,10 @@ def _shm() -> Finding:
         free = status.f_bavail * status.f_frsize
     except OSError:
         free = 0
-    is_enough = free >= _LEAST_SHM_NBYTES
-    return Finding(
-        what=_SHM,
-        level="ok" if is_enough else "wrong",
-        found=f"{free / MiB:,.0f} MiB free; engine processes talk through it, the arena is not "
-        "there",
-        mend="" if is_enough else "mount -o remount,size=4G /dev/shm; of a container --shm-size 4g",
+    return found_as(
+        *(_SHM, free >= _LEAST_SHM_NBYTES),
+        f"{free / MiB:,.0f} MiB free; engine processes talk through it, the arena is not there",
+        "mount -o remount,size=4G /dev/shm; of a container --shm-size 4g",
     )
 
 

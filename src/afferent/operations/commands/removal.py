@@ -9,8 +9,7 @@ from rich.console import Console
 
 from afferent.errors import ConfigError
 from afferent.operations.commands import tables
-from afferent.operations.commands.daemons import Running
-from afferent.operations.commands.snapshot import Snapshot
+from afferent.operations.commands.daemons import Running, Snapshot
 from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.protocol.items import MAX_ITEMS
 from afferent.store.protocol.results import ObjectInfo

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import msgspec
 
 from afferent.errors import ConfigError
-from afferent.operations.commands import servers
+from afferent.operations.commands import daemons
 from afferent.operations.supervisor.control import Progress, Question
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: The requested server is ambiguous, or does not answer.
     """
     last = Progress(text="the server has ended meanwhile", failed=True)
-    for last in _ask(servers.choose(args.pid), Question(restart=args.what)):
+    for last in _ask(daemons.choose_server(args.pid), Question(restart=args.what)):
         print(last.text, flush=True)
     if not last.is_done:
         print("the server has ended meanwhile")

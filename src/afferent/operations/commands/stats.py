@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from afferent.operations.commands.snapshot import Snapshot
+from afferent.operations.commands.daemons import Snapshot
 from afferent.store.protocol.results import ClientInfo, KindStatistics, ObjectInfo, Statistics
 
 

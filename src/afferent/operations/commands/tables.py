@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from afferent.operations.commands import stats
-from afferent.operations.commands.snapshot import Snapshot
+from afferent.operations.commands.daemons import Snapshot
 from afferent.store.protocol.results import ClientInfo, KindStatistics, ObjectInfo, Statistics
 from afferent.types import ObjectKind
 

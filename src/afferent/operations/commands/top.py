@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.live import Live
 
 from afferent.errors import ConfigError
-from afferent.operations.commands import servers, tables
+from afferent.operations.commands import daemons, tables
 from afferent.operations.commands.top_frame import frame
 from afferent.operations.live_page.feed import WINDOW
 from afferent.operations.live_page.observing import Observation, Observer
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: The requested server is ambiguous, or does not answer.
     """
-    folder = Path(servers.choose(args.pid)).parent
+    folder = Path(daemons.choose_server(args.pid)).parent
     console = tables.make_console()
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_show(Observer(folder, name=_NAME), args, console))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import Any, Final
+from typing import Final
 
 import httpcore
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import JSONResponse, Response
+
+from afferent.proxy.responses import ClosingStream
 
 _PATH: Final = "/v1/chat/completions"
 _MAX_ASKED: Final = 4
@@ -86,18 +87,6 @@ class Asking:
 
     def _done(self) -> None:
         self._num_asked -= 1
-
-
-class ClosingStream(StreamingResponse):
-    """Response that closes its resources when it ends or the client disconnects."""
-
-    def __init__(self, chunks: AsyncIterator[bytes], stack: AsyncExitStack, **kwargs: Any) -> None:
-        super().__init__(chunks, **kwargs)
-        self._stack = stack
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._stack:
-            await super().__call__(scope, receive, send)
 
 
 class _TooSlow(Exception):

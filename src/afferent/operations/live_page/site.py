@@ -14,11 +14,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from afferent import __version__
-from afferent.operations.live_page.asking import Asking, ClosingStream
+from afferent.operations.live_page.asking import Asking
 from afferent.operations.live_page.feed import Feed
 from afferent.operations.live_page.guard import Guard
 from afferent.operations.live_page.launch import PageSettings
 from afferent.proxy.http_server.origins import own_names
+from afferent.proxy.responses import ClosingStream
 
 _SCRIPTS: Final = ("page", "ask", "chart", "elements", "path", "server", "words")
 _FILES: Final = {

@@ -1,8 +1,8 @@
 """Verbs of the store: requests of clients, and the types of the results.
 
 A verb is defined here once: its fields, its result (``Request[...]``), whether it waits, and its
-withdrawal. The daemon has a handler for each class (`afferent.store.state.machine`), and all clients
-have a method (`afferent.store.client.verbs`).
+withdrawal. The daemon has a handler for each class (`afferent.store.state.machine`), and all
+clients have a method (`afferent.store.client.verbs`).
 
 Every request carries ``seq``, which its reply repeats. A verb works on many objects in one round
 trip. Verbs that wait are answered later, out of order.
