@@ -65,18 +65,14 @@ class ParameterNames:
                 raise InvalidRequest(f"there is no parameter {name[:64]!r}{hint}", param=name[:64])
         for name, value in given.items():
             if name in self._known:
-                self._check_value(name, value, given)
+                self._check_value(name, value)
         return tuple(unknown)
 
-    def _check_value(self, name: str, value: Raw, given: Mapping[str, Raw]) -> None:
+    def _check_value(self, name: str, value: Raw) -> None:
         one = self._known[name]
         use = one.uses[self._api]
         if not isinstance(use, Only) or bytes(value) == b"null":
             return
-        if one.void_with is not None:
-            other, values = one.void_with
-            if other in given and _is_one_of(given[other], values):
-                return
         if len(value) > _LONGEST_VALUE_NBYTES or not _is_one_of(value, use.values):
             about = one.about.replace("`", "")
             raise UnsupportedParameter(f"{name} is not supported: {about}", param=name)

@@ -5,9 +5,10 @@ Requests are checked by this table, and ``docs/parameters.md`` is generated from
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any, Final
 
 CHAT: Final = "openai_chat"
@@ -42,44 +43,29 @@ class Parameter:
         about: Short description.
         uses: Its use in each API by name; other APIs do not know it.
         needs: Field of `Sampling` that the engine must support for it.
-        void_with: Another parameter and its values that make this one meaningless.
     """
 
     name: str
     about: str
     uses: Mapping[str, Use | Only]
     needs: str = ""
-    void_with: tuple[str, tuple[Any, ...]] | None = field(default=None)
 
 
 H, A = Use.HONOURED, Use.ACCEPTED
 
 
-def _everywhere(
-    name: str, about: str, use: Use | Only = H, *, needs: str = "", **others: Any
+def _in(
+    apis: Sequence[str], name: str, about: str, use: Use | Only = H, *, needs: str = ""
 ) -> Parameter:
-    uses = dict.fromkeys((*_CONVERSATIONS, COMPLETIONS), use)
-    return Parameter(name, about, uses, needs, **others)
+    return Parameter(name, about, dict.fromkeys(apis, use), needs)
 
 
-def _in_conversations(name: str, about: str, use: Use | Only = H, **others: Any) -> Parameter:
-    return Parameter(name, about, dict.fromkeys(_CONVERSATIONS, use), **others)
-
-
-def _in_chat(name: str, about: str, use: Use | Only = H, *, needs: str = "") -> Parameter:
-    return Parameter(name, about, {CHAT: use}, needs)
-
-
-def _in_openai(name: str, about: str, use: Use | Only = H, *, needs: str = "") -> Parameter:
-    return Parameter(name, about, {CHAT: use, RESPONSES: use}, needs)
-
-
-def _in_responses(name: str, about: str, use: Use | Only = H, *, needs: str = "") -> Parameter:
-    return Parameter(name, about, {RESPONSES: use}, needs)
-
-
-def _in_messages(name: str, about: str, use: Use | Only = H, *, needs: str = "") -> Parameter:
-    return Parameter(name, about, {MESSAGES: use}, needs)
+_everywhere = partial(_in, (*_CONVERSATIONS, COMPLETIONS))
+_in_conversations = partial(_in, _CONVERSATIONS)
+_in_openai = partial(_in, (CHAT, RESPONSES))
+_in_chat, _in_responses, _in_messages = (
+    partial(_in, (api,)) for api in (CHAT, RESPONSES, MESSAGES)
+)
 
 
 _ASKED = (

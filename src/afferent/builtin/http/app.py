@@ -19,7 +19,7 @@ from afferent.builtin.apis.registry import APIS, TOKENS, by_path
 from afferent.builtin.apis.rendering.prompt_readers import READERS
 from afferent.builtin.http.body_receiver import BodyReceiver
 from afferent.builtin.http.conversations import ConversationApi
-from afferent.builtin.http.endpoint import Endpoint
+from afferent.builtin.http.endpoint import Endpoint, Handler
 from afferent.builtin.http.live import LiveEndpoint
 from afferent.builtin.http.lookups import lookup_route
 from afferent.builtin.http.openapi import document
@@ -90,9 +90,10 @@ class Frontend:
 
         def routes(api: Api) -> Iterator[Route]:
             own = endpoint(api)
-            yield Route(api.path, own.answer, methods=["POST"])
-            yield Route(f"{api.path}/render", own.render, methods=["POST"])
-            yield Route(f"/afferent{api.path}/render", own.render_items, methods=["POST"])
+            yield Route(api.path, Handler(own, own.answer), methods=["POST"])
+            yield Route(f"{api.path}/render", Handler(own, own.render), methods=["POST"])
+            rendered = Handler(own, own.render_items)
+            yield Route(f"/afferent{api.path}/render", rendered, methods=["POST"])
             for each in api.besides:
                 match each:
                     case TokenCount(api=counted, answer=answer):

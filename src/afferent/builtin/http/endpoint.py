@@ -36,7 +36,6 @@ from afferent.proxy.load import LoadReport, LoadReports
 from afferent.proxy.request_scope import RequestScope, RequestScopes
 from afferent.proxy.responses import id_headers, ignored_header, json_answer, path_of, refusal
 from afferent.proxy.tenancy import Tenancy
-from afferent.telemetry.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +45,6 @@ class _Exchange:
     request: Request
     own: RequestScope
 
-    @property
-    def trace(self) -> Trace:
-        return self.own.trace
-
 
 _Answering = Callable[[_Exchange], Awaitable[Response]]
 COMPLETIONS: Final = "/v1/completions"
@@ -58,9 +53,9 @@ COMPLETIONS: Final = "/v1/completions"
 class Handler:
     """ASGI application for one path; ``__doc__`` is its description in the OpenAPI document."""
 
-    def __init__(self, endpoint: Endpoint, answering: _Answering, description: str) -> None:
+    def __init__(self, endpoint: Endpoint, answering: _Answering) -> None:
         self._endpoint, self._answering = endpoint, answering
-        self.__doc__ = description
+        self.__doc__ = answering.__doc__
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._endpoint.handle(self._answering, scope, receive, send)
@@ -94,23 +89,6 @@ class Endpoint:
         self._history, self._load = history, load
         counting.APIS.add(api.name)
 
-    @property
-    def answer(self) -> Handler:
-        """Generates the model's answer."""
-        return Handler(self, self._answer, "Generate the model's answer.")
-
-    @property
-    def render(self) -> Handler:
-        """Renders the prompt, in vLLM's format."""
-        description = "Render the prompt for the model, in vLLM's format."
-        return Handler(self, self._render, description)
-
-    @property
-    def render_items(self) -> Handler:
-        """Renders the prompt, in a format with the sizes of features."""
-        description = "Render the prompt for the model, with its items."
-        return Handler(self, self._render_items, description)
-
     def counting(self, answer: Callable[[Rendered], Mapping[str, Any]]) -> Handler:
         """Return the endpoint for a prompt's tokens, or their number.
 
@@ -119,10 +97,11 @@ class Endpoint:
         """
 
         async def answer_with_tokens(exchange: _Exchange) -> Response:
+            """Return the prompt's tokens, or their number."""
             rendered = await self._rendered_one(exchange, with_features=False)
             return json_answer(answer(rendered), exchange.own.id)
 
-        return Handler(self, answer_with_tokens, "Return the prompt's tokens, or their number.")
+        return Handler(self, answer_with_tokens)
 
     async def handle(
         self, answering: _Answering, scope: Scope, receive: Receive, send: Send
@@ -171,12 +150,13 @@ class Endpoint:
             model=self._settings.model_names,
             refuses_unknown=self._settings.refuses_unknown,
         )
-        exchange.trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))
+        exchange.own.trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))
         check_parts(call.generate.messages, self._settings.limits_of(share).max_parts)
         call = replace(call, generate=structs.replace(call.generate, share=share))
         return await self._history.resume(call)
 
-    async def _render(self, exchange: _Exchange) -> Response:
+    async def render(self, exchange: _Exchange) -> Response:
+        """Render the prompt for the model, in vLLM's format."""
         own_id, bodies, pace = exchange.own.id, [], Pace()
         requests = await self._prompt_requests(exchange)
         for index, each in enumerate(requests):
@@ -187,7 +167,8 @@ class Endpoint:
         # Only completions may have several prompts, so their path returns a list.
         return json_answer(bodies if self._api.path == COMPLETIONS else bodies[0], own_id)
 
-    async def _render_items(self, exchange: _Exchange) -> Response:
+    async def render_items(self, exchange: _Exchange) -> Response:
+        """Render the prompt for the model, with its items."""
         rendered = await self._rendered_one(exchange)
         return json_answer(rendered_body(self._settings.model_name, rendered), exchange.own.id)
 
@@ -201,7 +182,7 @@ class Endpoint:
         requests = self._prompts.read(body, request_id=exchange.own.id, served=served, rules=rules)
         messages = [message for each in requests for message in each.messages]
         check_parts(messages, self._settings.limits_of(share).max_parts)
-        exchange.trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))
+        exchange.own.trace.stage(start_ns, "parse_json", copied_nbytes=len(body.json))
         salt = requests[0].cache_salt
         if self._tenancy is not None:
             salt = self._tenancy.salt_of(share.tenant, salt.encode("utf-8", "surrogatepass"))
@@ -224,12 +205,13 @@ class Endpoint:
             wish = exchange.request.query_params.get("features", "0")
             with_features = wish not in ("0", "false")
         rendered = await self._pipeline.prompts.render(
-            generate, exchange.trace, with_features=with_features
+            generate, exchange.own.trace, with_features=with_features
         )
         exchange.own.release()  # features of a prompt are not pinned
         return rendered
 
-    async def _answer(self, exchange: _Exchange) -> Response:
+    async def answer(self, exchange: _Exchange) -> Response:
+        """Generate the model's answer."""
         own, call = exchange.own, await self._read(exchange, begins_early=True)
         outputs = self._pipeline.run(call.generate, own)
         if call.is_kept or call.conversation_id is not None:

@@ -26,7 +26,6 @@ from afferent.proxy.responses import json_answer, new_id, refusal
 from afferent.proxy.sharing import Shared
 from afferent.runtime.heartbeat import Board
 from afferent.telemetry import exposition
-from afferent.telemetry.readings import Reading
 from afferent.telemetry.registry import REGISTRY
 
 
@@ -120,26 +119,16 @@ class Status:
         return await self._page.get()
 
     async def _metrics(self) -> Response:
-        try:
-            readings = await self._readings()
-        except AfferentError as error:  # this process's counts alone would look like a reset
-            return refusal(error, new_id("metrics-"))
-        return Response(
-            exposition.render(exposition.with_zeros(readings, REGISTRY.zeros())),
-            media_type=exposition.CONTENT_TYPE,
-        )
-
-    async def _readings(self) -> list[Reading]:
-        """Return the readings of all processes and of the engine.
-
-        Raises:
-            Unavailable: The store, which has the sums, does not answer.
-        """
         asked = asyncio.create_task(self._pipeline.engine.stats())
         try:
             readings = await gathered(self._pipeline.store)
             if (stats := await asked) is not None:
                 readings += engine_readings(stats)
+        except AfferentError as error:  # this process's counts alone would look like a reset
+            return refusal(error, new_id("metrics-"))
         finally:
             asked.cancel()
-        return readings
+        return Response(
+            exposition.render(exposition.with_zeros(readings, REGISTRY.zeros())),
+            media_type=exposition.CONTENT_TYPE,
+        )

@@ -41,7 +41,6 @@ from afferent.errors import (
     InvalidForm,
 )
 from afferent.items.documents import ReadDocument
-from afferent.items.request import ItemRequest, MediaPart
 from afferent.items.stage import ItemStage
 from afferent.proxy import counting
 from afferent.proxy.request_scope import RequestScope
@@ -76,7 +75,8 @@ class Pipeline:
         self.engine = engine
         self.prompts = PromptStage(engine=engine, builder=builder, items=items, sampling=sampling)
         self._builder = builder
-        self._items, self.knows, self.early = items, items.knows, items.early.body
+        self._items, self.knows, self.missing = items, items.knows, items.missing
+        self.early, self.close = items.early.body, items.close
 
     @property
     def vllm_rules(self) -> VllmRules | None:
@@ -218,14 +218,6 @@ class Pipeline:
                         num_cached += number
         return num_cached
 
-    async def missing(self, request: ItemRequest) -> set[MediaPart]:
-        """Return the known items whose features are gone.
-
-        Raises:
-            Unavailable: Try again.
-        """
-        return await self._items.missing(request)
-
     def _answers(
         self,
         request: GenerateRequest,
@@ -312,9 +304,6 @@ class Pipeline:
             times.end()
             TOKENS.labels("completion").inc(writer.num_tokens)
             trace.num_answer_tokens += writer.num_tokens
-
-    async def close(self) -> None:
-        await self._items.close()
 
 
 def _sampling_of(sampling: Sampling, index: int) -> Sampling:

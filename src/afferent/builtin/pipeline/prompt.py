@@ -182,7 +182,7 @@ class PromptBuilder:
             before.append(Message("assistant", (TextPart(_ANSWERED),)))
         elif after != "user":
             before = [Message(after, (TextPart(_ASKED),))]
-        known = len(self._head(before, is_open, end_token))
+        known = len(self._head(before, [], is_open, end_token))
         prompt = self.build([*before, *messages], written, options, tenant=tenant)
         return Prompt(
             prompt.token_ids[known:],
@@ -190,14 +190,20 @@ class PromptBuilder:
             [Placeholder(each.offset - known, each.length) for each in prompt.spans],
         )
 
-    def _head(self, before: Sequence[Message], is_open: bool, end_token: int | None) -> list[int]:
+    def _head(
+        self,
+        before: Sequence[Message],
+        written: Sequence[ItemPrompt],
+        is_open: bool,
+        end_token: int | None,
+    ) -> list[int]:
         """Return the tokens of the messages before those of `appended`, up to the last token that
         the sequence has: of an answer, the token that ended it, if the template writes that one.
         """
-        whole = self.build(before, [], TemplateOptions(begins_answer=False)).token_ids
-        if not is_open:
+        whole = self.build(before, written, TemplateOptions(begins_answer=False)).token_ids
+        if not is_open:  # else the last message is an answer, without media
             return whole
-        begun = self.build(before[:-1], []).token_ids
+        begun = self.build(before[:-1], written).token_ids
         head = [*begun, *self._tokenizer.encode(_ANSWERED, add_special_tokens=False).ids]
         if end_token is not None and whole[len(head) : len(head) + 1] == [end_token]:
             head.append(end_token)
@@ -230,18 +236,12 @@ class PromptBuilder:
         def written(some: Sequence[Message]) -> list[ItemPrompt]:
             return [item for message in some for _ in message.media]
 
-        first, rest, plain = messages[:cut], messages[cut:], TemplateOptions(begins_answer=False)
+        first, rest, options = messages[:cut], messages[cut:], TemplateOptions()
         after = first[-1].role
-        before = self.build(first, written(first), plain).token_ids
-        if after == "assistant":  # up to the last token that the model writes itself
-            begun = self.build(first[:-1], written(first[:-1])).token_ids
-            before = [*begun, *self._tokenizer.encode(_ANSWERED, add_special_tokens=False).ids]
-        options = TemplateOptions()
+        is_open = after == "assistant"
+        before = self._head(first, written(first), is_open, None)
         more = self.appended(
-            *(rest, written(rest), options),
-            after=after,
-            is_open=after == "assistant",
-            end_token=None,
+            *(rest, written(rest), options), after=after, is_open=is_open, end_token=None
         )
         whole = self.build(messages, written(messages), options)
         # No text of a message may join the tokens on both sides of the cut.
