@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -32,7 +32,7 @@ from afferent.media.decoded import Array, DecodedAudio, DecodedImage
 from afferent.media.families.adapter import AdapterFamily
 from afferent.media.families.entry import EngineFacts
 from afferent.media.families.fixed import FixedFamily
-from afferent.media.families.native import ENTRIES
+from afferent.media.families.native import ENTRIES, NativeFamily
 from afferent.media.families.plan import FeaturePlan
 from afferent.media.families.qwen_vl import QwenVlFamily
 from afferent.media.families.registry import (
@@ -568,3 +568,8 @@ def test_the_example_of_the_guide(tmp_path: Path) -> None:
     ours = process(family, image)
     assert (ours["pixel_values"] == theirs["pixel_values"]).all()
     assert inputs(family, ours)["pixel_values"].dtype == np.float32
+
+
+def test_a_family_of_another_version_is_refused_and_not_read_in_part() -> None:
+    for family in get_args(NativeFamily):
+        assert family.__struct_config__.forbid_unknown_fields, family

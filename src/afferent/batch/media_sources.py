@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import stat
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,11 +38,6 @@ Source = str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image |
 """Path of a file, its bytes, a PIL image, pixels ``(height, width, 3)``, or samples ``(n,)``."""
 
 log = logging.getLogger(__name__)
-
-
-def path_of(source: object) -> str | None:
-    """Return the path of a source; ``None`` for all others."""
-    return os.fspath(source) if isinstance(source, str | os.PathLike) else None
 
 
 @contextlib.contextmanager
@@ -194,10 +190,6 @@ def _samples(samples: NDArray[np.generic]) -> NDArray[np.float32]:
 def _wav(samples: NDArray[np.float32], rate_hz: int) -> bytes:
     """Return a WAV file with float samples."""
     data = samples.astype("<f4").tobytes()
-    head = np.array([16, 0], "<u4")[:1].tobytes()
-    kind = np.array([3, 1], "<u2").tobytes()
-    rates = np.array([rate_hz, 4 * rate_hz], "<u4").tobytes()
-    size = np.array([4, 32], "<u2").tobytes()
-    body = b"WAVEfmt " + head + kind + rates + size + b"data"
-    body += len(data).to_bytes(4, "little") + data
-    return b"RIFF" + len(body).to_bytes(4, "little") + body
+    rates = rate_hz, 4 * rate_hz
+    head = struct.pack("<8sIHHIIHH4sI", b"WAVEfmt ", 16, 3, 1, *rates, 4, 32, b"data", len(data))
+    return struct.pack("<4sI", b"RIFF", len(head) + len(data)) + head + data

@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
@@ -23,19 +22,10 @@ import numpy as np
 
 from afferent.errors import ConfigError
 
-_DTYPES: Final = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "uint16": "U16",
-    "int16": "I16",
-    "uint32": "U32",
-    "int32": "I32",
-    "uint64": "U64",
-    "int64": "I64",
-    "float16": "F16",
-    "float32": "F32",
-    "float64": "F64",
+_DTYPES: Final = {"bool": "BOOL"} | {
+    f"{name}{bits}": f"{letter}{bits}"
+    for name, letter in (("uint", "U"), ("int", "I"), ("float", "F"))
+    for bits in (8, 16, 32, 64)
 }
 _WIDTHS: Final = (8, 4, 2, 1)
 _ALIGNMENT: Final = 8
@@ -157,12 +147,7 @@ class SafetensorsFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         try:
             if error is None:
                 self.finish()

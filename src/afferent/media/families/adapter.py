@@ -26,9 +26,7 @@ _MAX_REFERENCES = 64
 """Limit of processors that are kept, one for each bound; each image processor is loaded once."""
 
 
-class AdapterFamily(
-    ImageFamily, tag="adapter", frozen=True, kw_only=True, forbid_unknown_fields=True
-):
+class AdapterFamily(ImageFamily, tag="adapter", frozen=True, kw_only=True):
     """Features exactly as the model's own processor makes them.
 
     Attributes:

@@ -66,9 +66,7 @@ _MOST_OF_ONEVISION: Final = ("anyres_max_9", 9)
 _SMALLER_FROM: Final = 1.1
 
 
-class AnyResolutionFamily(
-    LaidOutFamily, tag="any_resolution", frozen=True, kw_only=True, forbid_unknown_fields=True
-):
+class AnyResolutionFamily(LaidOutFamily, tag="any_resolution", frozen=True, kw_only=True):
     """Tiles of ``side`` times ``side`` pixels, ``grid`` times ``grid`` embeddings.
 
     ``most_tiles`` limits the embeddings of all tiles to this many tiles' worth; 0: no limit.

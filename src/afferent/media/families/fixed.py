@@ -48,7 +48,7 @@ class Framing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return int(edge * header.width / header.height), edge
 
 
-class FixedFamily(ImageFamily, tag="fixed", frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FixedFamily(ImageFamily, tag="fixed", frozen=True, kw_only=True):
     """Family of models with one image size; ``prompt`` is each image's, see `FeaturePlan`."""
 
     framing: Framing

@@ -34,7 +34,7 @@ _IMAGE_TOKEN_ID: Final = {  # defaults of values that the configuration omits
 }
 
 
-class GlmFamily(QwenVlFamily, tag="glm", frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GlmFamily(QwenVlFamily, tag="glm", frozen=True, kw_only=True):
     """Family of GLM's vision models.
 
     Limits are in pixels times ``temporal_patch_size``: an image counts as this many frames.

@@ -47,9 +47,7 @@ _AROUND, _WHOLE = "<fake_token_around_image>", "<global-img>"
 _TOWER: Final = {"image_size": 224, "patch_size": 32}
 
 
-class Idefics3Family(
-    LaidOutFamily, tag="idefics3", frozen=True, kw_only=True, forbid_unknown_fields=True
-):
+class Idefics3Family(LaidOutFamily, tag="idefics3", frozen=True, kw_only=True):
     """Tiles of ``side`` times ``side`` pixels, ``num_embeds`` tokens each.
 
     An image's longer side is resized to ``longest_edge``. If ``is_cut``, the image is cut into

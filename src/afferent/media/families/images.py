@@ -18,7 +18,7 @@ from afferent.types import Modality
 _IMAGES_ONLY = "the model takes images only"
 
 
-class ImageFamily(PlainFamily, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ImageFamily(PlainFamily, frozen=True, kw_only=True):
     """Family of models with only images; ``image`` has an image's tokens."""
 
     image: MediaTokens
@@ -28,7 +28,7 @@ class ImageFamily(PlainFamily, frozen=True, kw_only=True, forbid_unknown_fields=
         return {Modality.IMAGE: self.image}
 
 
-class PixelsFamily(ImageFamily, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PixelsFamily(ImageFamily, frozen=True, kw_only=True):
     """Family with ``pixel_values``, ``(..., 3, height, width)``, as bytes until the engine."""
 
     resampling: Resampling
@@ -45,7 +45,7 @@ class PixelsFamily(ImageFamily, frozen=True, kw_only=True, forbid_unknown_fields
         return {**features, "pixel_values": pixels}
 
 
-class LaidOutFamily(PixelsFamily, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LaidOutFamily(PixelsFamily, frozen=True, kw_only=True):
     """Family whose layout equals that of the model's own processor, which uses float32."""
 
     def laid_out(self, header: ImageHeader, dtype: str) -> FeaturePlan:

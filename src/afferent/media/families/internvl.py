@@ -29,7 +29,7 @@ _PROCESSORS: Final[Defaults] = {
 }
 
 
-class TiledFamily(PixelsFamily, tag="tiled", frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TiledFamily(PixelsFamily, tag="tiled", frozen=True, kw_only=True):
     """Tiles of ``width`` times ``height`` pixels, ``num_embeds`` tokens each."""
 
     width: int

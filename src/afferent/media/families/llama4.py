@@ -51,9 +51,7 @@ _BETWEEN, _ROW_END = "<|tile_x_separator|>", "<|tile_y_separator|>"
 _TILES, _SHAPE = "pixel_values", "aspect_ratios"
 
 
-class Llama4Family(
-    PixelsFamily, tag="llama4", frozen=True, kw_only=True, forbid_unknown_fields=True
-):
+class Llama4Family(PixelsFamily, tag="llama4", frozen=True, kw_only=True):
     """Tiles of ``side`` times ``side`` pixels, ``num_embeds`` tokens each.
 
     An image covers at most ``max_tiles`` of them. It is enlarged to one tile at most, unless

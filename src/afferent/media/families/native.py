@@ -6,6 +6,7 @@ from typing import Final
 
 from afferent.media.families import (
     anyres,
+    fixed,
     gemma3,
     glm,
     idefics3,
@@ -13,41 +14,30 @@ from afferent.media.families import (
     llama4,
     llava,
     omni,
+    outside,
     pixtral,
     qwen2_audio,
     qwen_vl,
+    reencoded,
     whisper,
 )
-from afferent.media.families.anyres import AnyResolutionFamily
 from afferent.media.families.entry import Entry
-from afferent.media.families.fixed import FixedFamily
-from afferent.media.families.glm import GlmFamily
-from afferent.media.families.idefics3 import Idefics3Family
-from afferent.media.families.internvl import TiledFamily
-from afferent.media.families.llama4 import Llama4Family
-from afferent.media.families.omni import OmniFamily
-from afferent.media.families.outside import OutsideFamily
-from afferent.media.families.pixtral import PixtralFamily
-from afferent.media.families.qwen2_audio import Qwen2AudioFamily
-from afferent.media.families.qwen_vl import QwenVlFamily
-from afferent.media.families.reencoded import ReencodedFamily
-from afferent.media.families.whisper import VoxtralFamily, WhisperFamily
 
 NativeFamily = (
-    AnyResolutionFamily
-    | FixedFamily
-    | GlmFamily
-    | Idefics3Family
-    | Llama4Family
-    | OmniFamily
-    | OutsideFamily
-    | PixtralFamily
-    | Qwen2AudioFamily
-    | QwenVlFamily
-    | ReencodedFamily
-    | TiledFamily
-    | VoxtralFamily
-    | WhisperFamily
+    anyres.AnyResolutionFamily
+    | fixed.FixedFamily
+    | glm.GlmFamily
+    | idefics3.Idefics3Family
+    | internvl.TiledFamily
+    | llama4.Llama4Family
+    | omni.OmniFamily
+    | outside.OutsideFamily
+    | pixtral.PixtralFamily
+    | qwen2_audio.Qwen2AudioFamily
+    | qwen_vl.QwenVlFamily
+    | reencoded.ReencodedFamily
+    | whisper.VoxtralFamily
+    | whisper.WhisperFamily
 )
 
 ENTRIES: Final[tuple[Entry[NativeFamily], ...]] = (

@@ -29,7 +29,7 @@ _WINDOW, _ROWS = 100, 13
 _IMAGE_TOKEN_ID, _AUDIO_TOKEN_ID = 151_655, 151_646
 
 
-class OmniFamily(QwenVlFamily, tag="omni", frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OmniFamily(QwenVlFamily, tag="omni", frozen=True, kw_only=True):
     """Family of Qwen's models for images and audio.
 
     A short clip for Qwen2.5-Omni is filled up with silence to the processor's length. A long one is

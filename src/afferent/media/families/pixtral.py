@@ -34,9 +34,7 @@ _IMAGE_TOKEN_ID: Final = {"llava": 32_000, "mistral3": 10, "lighton_ocr": 151_65
 _BREAK, _END = "[IMG_BREAK]", "[IMG_END]"
 
 
-class PixtralFamily(
-    LaidOutFamily, tag="pixtral", frozen=True, kw_only=True, forbid_unknown_fields=True
-):
+class PixtralFamily(LaidOutFamily, tag="pixtral", frozen=True, kw_only=True):
     """Family of Pixtral's encoder.
 
     ``unit`` times ``unit`` pixels become an embedding. No side exceeds ``longest_edge``, except to

@@ -26,9 +26,7 @@ _AUDIO_TOKEN_ID: Final = 151_646  # default if the configuration omits it
 _SPECTRA_A_ROW: Final = 2  # the encoder's second convolution has a step of two
 
 
-class Qwen2AudioFamily(
-    AudioTokenFamily, tag="qwen2_audio", frozen=True, kw_only=True, forbid_unknown_fields=True
-):
+class Qwen2AudioFamily(AudioTokenFamily, tag="qwen2_audio", frozen=True, kw_only=True):
     """Family of Qwen2-Audio: the encoder halves the spectra of a clip twice."""
 
     def plan(self, header: MediaHeader) -> FeaturePlan:

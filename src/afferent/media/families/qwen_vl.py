@@ -74,9 +74,7 @@ class QwenVideo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     normalization: Normalization
 
 
-class QwenVlFamily(
-    PlainFamily, tag="qwen_vl", frozen=True, kw_only=True, forbid_unknown_fields=True
-):
+class QwenVlFamily(PlainFamily, tag="qwen_vl", frozen=True, kw_only=True):
     """Family of Qwen's vision models; ``video`` is ``None`` if it supports none."""
 
     generation: Generation

@@ -27,9 +27,7 @@ _LANCZOS: Final = 1
 _HEAD_NBYTES: Final = 4096
 
 
-class ReencodedFamily(
-    PlainFamily, tag="reencoded", frozen=True, kw_only=True, forbid_unknown_fields=True
-):
+class ReencodedFamily(PlainFamily, tag="reencoded", frozen=True, kw_only=True):
     """Family whose features are a file: the image upright, as RGB, transparency over white.
 
     Attributes:

@@ -14,7 +14,7 @@ from afferent.media.headers.probe import MediaHeader
 from afferent.types import Modality
 
 
-class UnknownFamily(PlainFamily, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class UnknownFamily(PlainFamily, frozen=True, kw_only=True):
     """Family that supports no media."""
 
     @property

@@ -21,7 +21,7 @@ NO_TOKEN: Final = -1
 """Token id if the prompt contains no item."""
 
 
-class SpectraFamily(PlainFamily, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SpectraFamily(PlainFamily, frozen=True, kw_only=True):
     """Family of models that take log-mel spectra of audio unchanged."""
 
     mel: LogMel
@@ -34,7 +34,7 @@ class SpectraFamily(PlainFamily, frozen=True, kw_only=True, forbid_unknown_field
         return dict(features)
 
 
-class AudioTokenFamily(SpectraFamily, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AudioTokenFamily(SpectraFamily, frozen=True, kw_only=True):
     """Family of models with audio tokens in the prompt."""
 
     audio_token_id: int
@@ -46,9 +46,7 @@ class AudioTokenFamily(SpectraFamily, frozen=True, kw_only=True, forbid_unknown_
         return {Modality.AUDIO: tokens}
 
 
-class WhisperFamily(
-    SpectraFamily, tag="whisper", frozen=True, kw_only=True, forbid_unknown_fields=True
-):
+class WhisperFamily(SpectraFamily, tag="whisper", frozen=True, kw_only=True):
     """Encoder of 30 s that the decoder attends to: the prompt contains nothing of it."""
 
     @property
@@ -68,9 +66,7 @@ class WhisperFamily(
         self.mel.write(decoded_audio(media, self.sample_rate_hz).samples, out[FEATURES])
 
 
-class VoxtralFamily(
-    AudioTokenFamily, tag="voxtral", frozen=True, kw_only=True, forbid_unknown_fields=True
-):
+class VoxtralFamily(AudioTokenFamily, tag="voxtral", frozen=True, kw_only=True):
     """Chunks of 30 s, the last one filled up with silence, each of equally many embeddings."""
 
     embeds_per_chunk: int

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 
 from afferent.errors import MediaTooLarge
 
@@ -109,12 +108,7 @@ class Delivery:
     def __enter__(self) -> Delivery:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         kept = 0 if kind else self.nbytes
         self._budget.give_back(self._taken_nbytes - kept)
         self._taken_nbytes = kept
