@@ -33,6 +33,16 @@ from afferent.runtime import shortage
 _MAX_WIDTH = 100
 _RENDERER = "render"
 """Engine of ``afferent render``."""
+_MODULES = {
+    command: f"afferent.operations.commands.{module}"
+    for command, module in {
+        "features": "features_command",
+        "restart": "restart",
+        "store": "commands",
+        "top": "top",
+    }.items()
+}
+"""Modules of commands without settings."""
 _WRONG_CHOICE = re.compile(r"argument \S+: invalid choice: '(.*)' \(choose from (.*)\)")
 
 
@@ -72,19 +82,13 @@ def _run(arguments: Sequence[str]) -> int:
         args = _parse(arguments)
         if args.command in ("serve", "render"):
             return _serve(args)
-        if args.command == "restart":
-            return _restart(args)
-        if args.command == "top":
-            return _top(args)
         if args.command == "doctor":
             return _doctor(args)
         if args.command == "config":
             return _config(args)
         if args.command == "tier":
             return _tier(args)
-        if args.command == "features":
-            return _features(args)
-        return _store(args)
+        return int(_of_extra(_MODULES[args.command]).run(args))
     except AfferentError as error:
         _report(arguments, error)
         return 2
@@ -316,29 +320,6 @@ def _of_extra(name: str) -> ModuleType:
             f"the server needs {error.name}: install the extra with pip install '.[engine]' in the "
             "clone of Afferent"
         ) from error
-
-
-def _restart(args: argparse.Namespace) -> int:
-    from afferent.operations.commands import restart
-
-    return restart.run(args)
-
-
-def _top(args: argparse.Namespace) -> int:
-    from afferent.operations.commands import top
-
-    return top.run(args)
-
-
-def _features(args: argparse.Namespace) -> int:
-    status: int = _of_extra("afferent.operations.commands.features_command").run(args)
-    return status
-
-
-def _store(args: argparse.Namespace) -> int:
-    from afferent.operations.commands import commands
-
-    return commands.run(args)
 
 
 def _tier(args: argparse.Namespace) -> int:
