@@ -30,6 +30,7 @@ from afferent.files.local_folder import LocalFolder
 from afferent.files.stored_file import (
     FILE,
     TRAILER_NBYTES,
+    ReadFile,
     StoredFile,
     created_ns,
     expires_s,
@@ -149,7 +150,7 @@ def test_file_written_in_pieces_is_read_back(
     assert content(store, id) == b"".join(pieces)
     opened = store.open("", id)
     block = bytearray(opened.nbytes)
-    assert opened.read_into(memoryview(block)) == file.digest
+    assert opened.read_into(memoryview(block)) == ReadFile(file.nbytes, file.digest)
     opened.close()
     assert bytes(block) == b"".join(pieces)
 

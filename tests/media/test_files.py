@@ -14,8 +14,8 @@ import pytest
 from afferent import keys
 from afferent.config import ServeConfig
 from afferent.errors import ConfigError, FetchFailed, ForbiddenUrl, MediaTooLarge
+from afferent.files.stored_file import ReadFile
 from afferent.media.fetch.fetch import Fetcher, WantedFile
-from afferent.media.fetch.files import ReadFile
 
 MAX_NBYTES = 200_000
 IMAGE = bytes(range(256)) * 500

@@ -32,6 +32,7 @@ from afferent.files.stored_file import (
     FILE,
     TRAILER_NBYTES,
     UPLOAD,
+    ReadFile,
     StoredFile,
     created_ns,
     expires_s,
@@ -365,8 +366,8 @@ class OpenedFile:
     def nbytes(self) -> int:
         return self.record.nbytes
 
-    def read_into(self, block: memoryview) -> bytes:
-        """Read the whole file into a block of its length; return the digest of its bytes.
+    def read_into(self, block: memoryview) -> ReadFile:
+        """Read the whole file into a block of its length.
 
         Raises:
             FileDamaged: They are not the bytes that were stored.
@@ -378,7 +379,7 @@ class OpenedFile:
                 start += num
         digest = keys.digest(block[:start])
         self._check(digest)
-        return digest
+        return ReadFile(start, digest)
 
     def pieces(self, nbytes: int) -> Iterator[bytes]:
         """Yield the bytes, in pieces. The last piece comes after all were checked.

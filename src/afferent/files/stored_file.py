@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 import struct
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -58,6 +59,14 @@ class StoredFile(Struct, frozen=True, forbid_unknown_fields=True):
     def expires_s(self) -> int:
         """Time from which on it does not exist any more; 0: none."""
         return expires_s(self.id)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    """Number of bytes that were read, and their digest (`afferent.keys.digest`)."""
+
+    nbytes: int
+    digest: bytes
 
 
 def new_id(prefix: str, *, now_ns: int, expires_s: int) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
@@ -62,9 +62,6 @@ class AdapterFamily(ImageFamily, tag="adapter", frozen=True, kw_only=True):
 
     def process(self, media: Media, out: Mapping[str, Array]) -> None:
         self.reference().process(decoded_image(media), out)
-
-    def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(features)
 
     def reference(self) -> Reference:
         """Return the processor itself, loaded at the first call; workers only.

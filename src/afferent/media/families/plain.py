@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol, Self
+from collections.abc import Mapping
+from typing import Any, Protocol, Self
 
 from msgspec import Struct
 
@@ -44,6 +45,9 @@ class PlainFamily(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def bounded(self, max_pixels: int) -> Self:
         return self
+
+    def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(features)
 
     def load(self) -> None:
         resize.load(self)

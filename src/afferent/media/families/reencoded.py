@@ -80,9 +80,6 @@ class ReencodedFamily(PlainFamily, tag="reencoded", frozen=True, kw_only=True):
         _, write = self.making(media)
         write(out)
 
-    def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(features)
-
 
 def _plan(nbytes: int) -> FeaturePlan:
     return FeaturePlan({FILE: TensorSpec("uint8", (nbytes,))}, ())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from afferent.errors import UnsupportedMedia
 from afferent.media.decoded import Array, Media
@@ -26,6 +25,3 @@ class UnknownFamily(PlainFamily, frozen=True, kw_only=True):
 
     def process(self, media: Media, out: Mapping[str, Array]) -> None:
         raise UnsupportedMedia("no features are made for this model")
-
-    def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(features)

@@ -30,8 +30,8 @@ class SpectraFamily(PlainFamily, frozen=True, kw_only=True):
     def sample_rate_hz(self) -> int:
         return self.mel.sampling_rate
 
-    def model_inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(features)
+    def process(self, media: Media, out: Mapping[str, Array]) -> None:
+        self.mel.write(decoded_audio(media, self.sample_rate_hz).samples, out[FEATURES])
 
 
 class AudioTokenFamily(SpectraFamily, frozen=True, kw_only=True):
@@ -62,9 +62,6 @@ class WhisperFamily(SpectraFamily, tag="whisper", frozen=True, kw_only=True):
         audio_header(header)
         return FeaturePlan({FEATURES: self.mel.spec(1)}, ())
 
-    def process(self, media: Media, out: Mapping[str, Array]) -> None:
-        self.mel.write(decoded_audio(media, self.sample_rate_hz).samples, out[FEATURES])
-
 
 class VoxtralFamily(AudioTokenFamily, tag="voxtral", frozen=True, kw_only=True):
     """Chunks of 30 s, the last one filled up with silence, each of equally many embeddings."""
@@ -77,9 +74,6 @@ class VoxtralFamily(AudioTokenFamily, tag="voxtral", frozen=True, kw_only=True):
         num_chunks = max(1, -(-num_samples // self.mel.chunk_samples))
         specs = {FEATURES: self.mel.spec(num_chunks)}
         return FeaturePlan(specs, (num_chunks * self.embeds_per_chunk,))
-
-    def process(self, media: Media, out: Mapping[str, Array]) -> None:
-        self.mel.write(decoded_audio(media, self.sample_rate_hz).samples, out[FEATURES])
 
 
 def describe(folder: Path, config: Mapping[str, Any]) -> WhisperFamily | VoxtralFamily:

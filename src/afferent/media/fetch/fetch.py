@@ -24,11 +24,12 @@ import httpcore
 from afferent.admission.shares import NAMELESS, Share
 from afferent.config import Limits
 from afferent.errors import FetchFailed, NoPermitLeft
+from afferent.files.stored_file import ReadFile
 from afferent.media.body.pace import Pace
 from afferent.media.fetch.delivery import Budget, Delivery, MakeRoom, Sink
 from afferent.media.fetch.dial import BoundedStream, CheckedBackend, Resolve, Resolver
 from afferent.media.fetch.fetch_policy import Target, check_redirect, check_url
-from afferent.media.fetch.files import FileRoots, Readable, ReadFile
+from afferent.media.fetch.files import FileRoots, Readable
 from afferent.media.fetch.places import FairPlaces, PlacesByName, User
 from afferent.media.fetch.url_memory import fresh_s as freshness
 from afferent.runtime.exhaustion import blamed
@@ -232,14 +233,6 @@ class WantedFile:
     open: Callable[[], Readable] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """Number of bytes, and the time for which they are a valid copy of the URL's content."""
-
-    nbytes: int
-    fresh_s: float
-
-
 class FetchSession:
     """Fetches of one request: a few at a time, within a budget of bytes."""
 
@@ -255,8 +248,9 @@ class FetchSession:
         modality: FileKind,
         max_nbytes: int,
         make_room: MakeRoom | None = None,
-    ) -> Fetched:
-        """Pass the bytes of a URL to ``sink``, and count them.
+    ) -> Delivery:
+        """Pass the bytes of a URL to ``sink``; the delivery has their number, and how long they are
+        fresh.
 
         The sink is called from the event loop; never after this has returned or raised. After an
         error, its bytes are invalid.
@@ -273,7 +267,7 @@ class FetchSession:
                 sink, max_nbytes=max_nbytes, budget=self._budget, make_room=make_room
             ) as delivery:
                 await self._fetcher.fetch_into(url, delivery, modality=modality, user=self._user)
-            return Fetched(delivery.nbytes, delivery.fresh_s)
+            return delivery
 
     async def read_files(
         self,

@@ -14,6 +14,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from afferent import keys
 from afferent.errors import ConfigError, FetchFailed, ForbiddenUrl
+from afferent.files.stored_file import ReadFile
 from afferent.media.fetch.fetch_policy import check_characters
 from afferent.runtime.exhaustion import blamed
 
@@ -65,14 +66,6 @@ class OpenFile:
 
     def close(self) -> None:
         os.close(self.descriptor)
-
-
-@dataclass(frozen=True, slots=True)
-class ReadFile:
-    """Number of bytes that were read, and their digest (`afferent.keys.digest`)."""
-
-    nbytes: int
-    digest: bytes
 
 
 class FileRoots:

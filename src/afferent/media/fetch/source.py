@@ -16,13 +16,13 @@ import pybase64
 
 from afferent.config import Limits
 from afferent.errors import ForbiddenUrl, InternalError, InvalidMedia
-from afferent.files.file_store import FileStore, OpenedFile
+from afferent.files.file_store import FileStore
 from afferent.files.stored_file import StoredFile
 from afferent.media.body.cutter import is_frames
 from afferent.media.body.raw import HeapAllowance, RawBuffer, RawMedia
 from afferent.media.body.shared_room import SharedRoom
 from afferent.media.fetch.fetch import FetchSession, WantedFile
-from afferent.media.fetch.files import Readable, ReadFile
+from afferent.media.fetch.files import Readable
 from afferent.runtime.tasks import gather
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.types import CreateItem, FileKind, Handle, ObjectKind
@@ -131,13 +131,13 @@ class MediaSource:
                 RawMedia("fetch", file.nbytes, data=bytes(block[: file.nbytes]), digest=file.digest)
                 for file, block in zip(read, blocks, strict=True)
             ]
-        used = [
-            msgspec.structs.replace(handle, nbytes=file.nbytes)
-            for handle, file in zip(handles, read, strict=True)
-        ]
         return [
-            RawMedia("fetch", file.nbytes, handle=handle, digest=file.digest)
-            for handle, file in zip(used, read, strict=True)
+            RawMedia(
+                *("fetch", file.nbytes),
+                handle=msgspec.structs.replace(handle, nbytes=file.nbytes),
+                digest=file.digest,
+            )
+            for handle, file in zip(handles, read, strict=True)
         ]
 
     def _opener(self, source: str | StoredFile) -> Callable[[], Readable] | None:
@@ -146,7 +146,7 @@ class MediaSource:
             return None
         if self._files is None:
             raise InternalError("a file is wanted of a server without a store of files")
-        return partial(_OpenStored.of, self._files, self._tenant, source.id)
+        return partial(self._files.open, self._tenant, source.id)
 
     async def _read_one(self, wanted: WantedMedia, room: SharedRoom) -> list[RawMedia]:
         """Read one item. A ``data:`` URL here was left in the JSON by a streaming reader: it is
@@ -170,27 +170,6 @@ class MediaSource:
         took_us = (time.monotonic_ns() - start_ns) // 1000
         raw = await buffer.finish_sealed(origin="fetch")
         return [replace(raw, fresh_s=fetched.fresh_s, took_us=max(1, took_us))]
-
-
-@dataclass(frozen=True, slots=True)
-class _OpenStored:
-    """Stored file that is open; see `Readable`."""
-
-    file: OpenedFile
-
-    @classmethod
-    def of(cls, files: FileStore, tenant: str, id: str) -> _OpenStored:
-        return cls(files.open(tenant, id))
-
-    @property
-    def nbytes(self) -> int:
-        return self.file.nbytes
-
-    def read_into(self, block: memoryview) -> ReadFile:
-        return ReadFile(self.nbytes, self.file.read_into(block[: self.nbytes]))
-
-    def close(self) -> None:
-        self.file.close()
 
 
 def _settled(media: Sequence[RawMedia], room: SharedRoom) -> list[RawMedia]:
