@@ -95,9 +95,7 @@ class DocumentFiles:
             raise MediaTooLarge(f"the {kind} has more than {most} bytes (--max-{kind}-nbytes)")
         if raw.is_frames:
             raise UnsupportedMedia(NO_FRAMES)
-        view = memoryview(raw.data or b"")
-        if raw.handle is not None:
-            view = self._store.block(raw.handle)[raw.start : raw.start + raw.nbytes]
+        view = memoryview(raw.bytes_in(self._store))
         if not part.is_video:
             document_format_of(view)
         elif not len(view):

@@ -275,7 +275,7 @@ class ItemReader:
         read = iter(await self._urls.read(request, urls, trace) if urls else ())
         media = [raw if raw is not None else next(read) for raw in received]
         start_ns = time.monotonic_ns()
-        views = [self._view(item) for item in media]
+        views = [memoryview(item.bytes_in(self._store)) for item in media]
         headers, pace = [], Pace()
         limits = self._settings.limits_of(request.share.tenant)
         for part, raw, view in zip(parts, media, views, strict=True):
@@ -332,11 +332,6 @@ class ItemReader:
                 f"(--max-{part.modality}-nbytes)"
             )
         return part.source
-
-    def _view(self, raw: RawMedia) -> memoryview:
-        if raw.handle is None:
-            return memoryview(raw.data or b"")
-        return self._store.block(raw.handle)[raw.start : raw.start + raw.nbytes]
 
     def _header(
         self, modality: Modality, data: memoryview, limits: RequestLimits, raw: RawMedia

@@ -238,9 +238,7 @@ class ItemStage:
     def sent(self, item: ReceivedItem) -> bytes | memoryview | None:
         """Return an item's encoded bytes, without a copy; ``None`` if it was not sent."""
         raw = item.raw
-        if raw is None or raw.handle is None:
-            return item.data
-        return self._store.block(raw.handle)[raw.start : raw.start + raw.nbytes]
+        return None if raw is None or raw.is_left_out else raw.bytes_in(self._store)
 
     async def keep_bytes(self, request_id: str, items: RequestItems, trace: Trace) -> list[File]:
         """Return the location of all items' bytes, in order: sealed, and pinned by the request.

@@ -284,9 +284,7 @@ class BodyStage:
                 "the body is longer than --max-body-nbytes allows, and has data that are known as "
                 "media, but not in the place of media"
             )
-        if raw.handle is None:
-            return raw.data or b""
-        return self._store.block(raw.handle)[raw.start : raw.start + raw.nbytes]
+        return raw.bytes_in(self._store)
 
 
 @dataclass(frozen=True, slots=True)

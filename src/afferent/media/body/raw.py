@@ -79,6 +79,12 @@ class RawMedia:
         """Whether the bytes were not kept."""
         return self.data is None and self.handle is None
 
+    def bytes_in(self, store: AsyncDaemonStore) -> bytes | memoryview:
+        """Return the bytes, without a copy; empty if they were not kept."""
+        if self.handle is None:
+            return self.data or b""
+        return store.block(self.handle)[self.start : self.start + self.nbytes]
+
 
 @contextmanager
 def _naming_the_setting() -> Iterator[None]:
