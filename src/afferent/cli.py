@@ -316,6 +316,8 @@ def _of_extra(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("afferent"):
+            raise
         raise ConfigError(
             f"the server needs {error.name}: install the extra with pip install '.[engine]' in the "
             "clone of Afferent"

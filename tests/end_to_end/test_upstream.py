@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -26,13 +27,15 @@ import numpy as np
 import pytest
 import websockets.exceptions
 import websockets.sync.client
+from aiohttp import web
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from afferent.config import Limits
 from afferent.conformance.images import draw_image
-from afferent.engines.references import SCHEME, FeaturesReference, RawReference, sign
-from afferent.engines.vllm.plugin.arena import Gone
+from afferent.engines.references import SCHEME, FeaturesReference, RawReference, out_of_reach, sign
+from afferent.engines.vllm.plugin.arena import Gone, told_to_the_client
+from afferent.errors import DeadlineExceeded
 from afferent.media.decode.image import decode_image, read_image_header
 from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.store.client.daemon_store import DaemonStore
@@ -906,6 +909,41 @@ def test_an_answer_to_nothing_is_not_passed_on(front: Front, picture: str) -> No
         again = front.post("/v1/chat/completions", chat(image(picture)))
         assert again.status_code == 200, again.text
         assert again.json()["said"][0] != "nothing"
+
+
+def test_media_out_of_the_engines_reach_are_an_error_that_clients_retry(
+    front: Front, picture: str
+) -> None:
+    """To vLLM it is the client's error: it knows no other kind for media."""
+
+    async def refuse() -> None:
+        (url,) = re.findall(f"{SCHEME}[A-Za-z0-9_=-]+", front.engine.heard[-1].body.decode())
+        try:
+            with told_to_the_client(url):
+                raise DeadlineExceeded("the store did not answer in time")
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=json.dumps({"error": {"message": str(error)}})) from error
+
+    front.engine.before_reading = refuse
+    for stream in (False, True):
+        answer = front.post("/v1/chat/completions", chat(image(picture), stream=stream))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_unavailable")
+        assert answer.headers["retry-after"]
+    front.engine.before_reading = None
+    assert front.post("/v1/chat/completions", chat(image(picture))).status_code == 200
+
+
+def test_client_that_writes_the_words_itself_gets_the_engines_error(
+    front: Front, picture: str
+) -> None:
+    words = out_of_reach("afferent:0")
+
+    async def refuse() -> None:
+        raise web.HTTPBadRequest(text=f"no such model: {words}")
+
+    front.engine.before_reading = refuse
+    answer = front.post("/v1/chat/completions", {**chat(image(picture)), "user": words})
+    assert (answer.status_code, answer.text) == (400, f"no such model: {words}")
 
 
 def test_features_that_the_engine_misses_are_made_again(front: Front, picture: str) -> None:

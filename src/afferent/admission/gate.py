@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from afferent.admission.permits import FORWARDED, GATE, LIVE_AUDIO, PREPROCESS
 from afferent.errors import DeadlineExceeded, NoPermitLeft, StoreFull
@@ -51,6 +51,26 @@ _RECENT_S = 60.0
 _RETRY_AFTER_S = (1.0, 60.0)
 
 
+class Budget(Protocol):
+    """Part of a store that the gate needs: `AsyncDaemonStore` implements it."""
+
+    async def reserve(
+        self, request: str, items: Sequence[ReserveItem], *, timeout_s: float
+    ) -> None: ...
+
+    async def create(self, request: str, items: Sequence[CreateItem]) -> list[Handle]: ...
+
+    async def acquire_permit(
+        self, request: str, semaphore: str, *, limit: int, number: int = 1, timeout_s: float
+    ) -> object: ...
+
+    def release_permit(self, request: str, semaphore: str) -> None: ...
+
+    def accepted(self, request: str, semaphores: Sequence[str]) -> None: ...
+
+    def forget(self, request: str) -> None: ...
+
+
 class Gate:
     """Admission by bytes, and optionally by the number of concurrent requests.
 
@@ -70,7 +90,8 @@ class Gate:
 
     def __init__(
         self,
-        store: AsyncDaemonStore,
+        # A union: pyright does not accept verbs, which are descriptors, as a protocol's methods.
+        store: AsyncDaemonStore | Budget,
         *,
         timeout_s: float,
         max_concurrency: int = 0,

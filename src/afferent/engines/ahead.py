@@ -127,7 +127,8 @@ class Ahead:
             encoder = encoder or await self._find_announced(lease)
             if encoder is None:
                 return []
-            self._store.introduce(lease, share)
+            if share is not NAMELESS:
+                self._store.introduce(lease, share)
             wanted = [
                 Fetch(
                     keys.embeddings_key(item=key, weights=encoder.weights),

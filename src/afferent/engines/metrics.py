@@ -14,6 +14,7 @@ from afferent.telemetry.registry import Observed, observed, observed_fields
 _MAX_WORKERS = 64
 
 _OF_ENGINE = observed_fields(
+    EngineStats,
     {
         "afferent_engine_requests_running": ("num_running", "Requests that steps are done for"),
         "afferent_engine_requests_waiting": ("num_waiting", "Requests that wait to be run"),

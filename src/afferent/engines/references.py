@@ -169,3 +169,12 @@ def verify(url: str, secret: bytes, *, now_s: float | None = None) -> Reference:
 
 def _mac(secret: bytes, payload: bytes) -> bytes:
     return hmac.new(secret, _TAG + payload, hashlib.sha256).digest()[:_MAC_NBYTES]
+
+
+def out_of_reach(url: str) -> str:
+    """Return the words for a reference that can't be read at the moment, in an upstream's error.
+
+    The server in front of the upstream sends an error that clients retry instead. No client knows
+    the words: it has no reference.
+    """
+    return f"the media are out of reach now ({keys.digest(url.encode()).hex()[:16]})"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -13,8 +14,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from afferent.admission.gate import Gate
+from afferent.engines.references import out_of_reach
 from afferent.engines.upstream import Headers, Upstream, UpstreamAnswer, UpstreamRequest
-from afferent.errors import EngineUnavailable, InvalidRequest
+from afferent.errors import EngineUnavailable, InvalidRequest, StoreUnavailable
 from afferent.proxy import counting
 from afferent.proxy.app_settings import AppSettings
 from afferent.proxy.auth import Access
@@ -29,6 +31,9 @@ from afferent.proxy.tenancy import Tenancy
 from afferent.proxy.upstream_answers import without_references
 from afferent.store.client.async_store import AsyncDaemonStore
 
+log = logging.getLogger(__name__)
+
+_SHOWN_NBYTES = 500
 _ERRORS = 400
 """Statuses from here on are errors."""
 _FAILURES = 500
@@ -171,6 +176,8 @@ class Passage:
                     own.release()  # the upstream has all of the media
                 self._gate.leave(own.id)  # if the engine's plugin has not reported it
                 await self._stage.check(own.id, body.referenced)
+                if answer.status >= _ERRORS:
+                    _check_reached(held, body.urls)
                 chunk = held
             else:
                 self._stage.check_here(body.referenced)
@@ -202,6 +209,19 @@ def _check_target(scope: Scope) -> None:
     """
     if _CONTROL.search(scope["path"]) or "#" in target_of(scope):
         raise InvalidRequest("the path has characters that no endpoint has")
+
+
+def _check_reached(error: bytes, urls: Sequence[str]) -> None:
+    """
+    Raises:
+        StoreUnavailable: The upstream could not read the media, although they exist.
+    """
+    if any(out_of_reach(url).encode() in error for url in urls):
+        log.warning(
+            "the engine could not read the media: %s",
+            error[:_SHOWN_NBYTES].decode(errors="replace"),
+        )
+        raise StoreUnavailable("the engine could not read the media; try again")
 
 
 def _content_type(headers: Headers) -> bytes:

@@ -19,7 +19,7 @@ import secrets
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Final, Generic, Literal, TypeVar
 
 from afferent.telemetry.readings import OTHER, Declaration, Kind, Reading, Series
 
@@ -223,13 +223,20 @@ class Registry:
         return Observed(*self._declare(kind, name, help, labels), value)
 
     def observed_fields(
-        self, metrics: Mapping[str, tuple[str, str]], /, **labels: Container[str]
-    ) -> list[Observed[Any]]:
-        """Declare metrics whose values are fields of one record of another process.
+        self,
+        record: type[Source],
+        metrics: Mapping[str, tuple[str, str]],
+        /,
+        **labels: Container[str],
+    ) -> list[Observed[Source]]:
+        """Declare metrics whose values are fields of a record that another process sends.
 
         Args:
             metrics: Field and help of each metric, by its name; ``_total`` ends that of a counter.
         """
+        unknown = {field for field, _ in metrics.values()} - record.__annotations__.keys()
+        if unknown:
+            raise ValueError(f"{record.__name__} has no {', '.join(sorted(unknown))}")
         return [
             self.observed(
                 "counter" if name.endswith("_total") else "gauge",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from afferent.admission.permits import PermitStatistics
-from afferent.store.protocol.results import Statistics
+from afferent.store.protocol.results import KindStatistics, Statistics
 from afferent.telemetry.readings import Reading
 from afferent.telemetry.registry import Observed, observed, observed_fields
 from afferent.types import ObjectKind
@@ -15,6 +15,7 @@ until features are made, and all tenants' quotas together.
 """
 
 _OF_STORE = observed_fields(
+    Statistics,
     {
         "afferent_store_hits_total": (
             "num_hits",
@@ -41,6 +42,7 @@ _OF_STORE = observed_fields(
 )
 
 _OF_KIND = observed_fields(
+    KindStatistics,
     {
         "afferent_store_evictions_total": ("num_evicted", "Objects that were evicted"),
         "afferent_store_objects": ("num_objects", "Objects in the arena"),
@@ -72,6 +74,7 @@ _OF_KIND = observed_fields(
 )
 
 _OF_SEMAPHORE = observed_fields(
+    PermitStatistics,
     {
         "afferent_permits_taken": (
             "num_held",

@@ -13,14 +13,17 @@ from typing import Any
 
 from afferent.admission.permits import GATE
 from afferent.engines import place
-from afferent.engines.references import Of, Reference, verify
+from afferent.engines.references import Of, Reference, out_of_reach, verify
 from afferent.engines.vllm.plugin.arrivals import Arrivals, Step
 from afferent.errors import (
     AfferentError,
+    ConfigError,
     FormatError,
     StaleHandle,
+    StoreError,
     StoreRestarted,
     StoreUnavailable,
+    Unavailable,
 )
 from afferent.store.block import codec
 from afferent.store.client.daemon_store import DaemonStore
@@ -38,6 +41,25 @@ _LONGEST_CALLS_S = {"worker-embeddings": 0.25}
 
 class Gone(Exception):
     """The object of a reference no longer exists."""
+
+
+@contextmanager
+def told_to_the_client(url: str) -> Iterator[None]:
+    """Convert errors of a reference into errors that vLLM sends to the client.
+
+    vLLM knows no other kind: of any other error, it would close the connection after its answer.
+
+    Raises:
+        ValueError: The reference is invalid, or, with `out_of_reach`, can't be read at the moment.
+    """
+    try:
+        yield
+    except FormatError as error:
+        raise ValueError(f"this server takes media from Afferent only: {error}") from error
+    except (Unavailable, ConfigError) as error:  # no secret, while the server is started again
+        raise ValueError(f"{out_of_reach(url)}: {error}") from error
+    except (Gone, AfferentError) as error:
+        raise ValueError(f"the media are not there any more: {error}") from error
 
 
 class Arena:
@@ -83,18 +105,15 @@ class Arena:
                 request then leaves the gate.
 
         Raises:
-            Gone: The request has ended, or the store does not answer.
+            Gone: The request has ended.
+            Unavailable: The store does not answer, or was started again.
         """
         with self._arrivals_lock:
             step = self._arrivals.note(of)
         if step is Step.NOTHING:
             return
         left = GATE if step is Step.LAST and is_processed else ()
-        try:
-            is_there = self._again(lambda: self.store.accept(of.request, left))
-        except AfferentError as error:
-            raise Gone("the store does not answer") from error
-        if not is_there:
+        if not self._again(lambda: self.store.accept(of.request, left)):
             raise Gone("the request that they belong to has ended")
 
     def leave(self, processed: Iterable[Of]) -> None:
@@ -176,12 +195,13 @@ class Arena:
 
         Raises:
             Gone: They no longer exist.
+            Unavailable: The store does not answer, or was started again.
         """
         with self.request("bytes") as request:
             try:
                 self._again(lambda: self.store.get(request, [handle]))
                 return bytes(self.store.block(handle)[start : start + nbytes])
-            except AfferentError as error:
+            except StoreError as error:
                 raise Gone("the item's bytes are gone") from error
 
     def close(self) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
@@ -12,9 +10,8 @@ from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 from afferent.engines import place
 from afferent.engines.references import SCHEME, FeaturesReference, Reference
 from afferent.engines.vllm.plugin import names
-from afferent.engines.vllm.plugin.arena import Gone, arena
+from afferent.engines.vllm.plugin.arena import arena, told_to_the_client
 from afferent.engines.vllm.plugin.labels import labelled
-from afferent.errors import AfferentError, FormatError
 from afferent.types import Modality
 
 NAME = "afferent"
@@ -38,7 +35,7 @@ class ArenaConnector(MediaConnector):
         """
         if place.is_offline() and not url.startswith(SCHEME):  # a program's own media
             return super().load_from_url(url, media_io, fetch_timeout=fetch_timeout)
-        with _told_to_the_client():
+        with told_to_the_client(url):
             reference = arena("api").verify(url)
             _check_tenants(reference)
             if isinstance(reference, FeaturesReference):
@@ -102,18 +99,3 @@ def _check_tenants(reference: Reference) -> None:
             "this vLLM has an LMCache connector, which compares 16 bits of an image's name: it "
             "can't be used by a server with tenants, which could get each other's answers"
         )
-
-
-@contextmanager
-def _told_to_the_client() -> Iterator[None]:
-    """Convert errors of a reference into errors that vLLM sends to the client.
-
-    Raises:
-        ValueError: The reference is invalid; a client's error to vLLM.
-    """
-    try:
-        yield
-    except FormatError as error:
-        raise ValueError(f"this server takes media from Afferent only: {error}") from error
-    except (Gone, AfferentError) as error:
-        raise ValueError(f"the media are not there any more: {error}") from error

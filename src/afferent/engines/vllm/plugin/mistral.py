@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from afferent.engines.references import SCHEME, FeaturesReference, RawReference, Reference
-from afferent.engines.vllm.plugin.arena import Gone, arena
-from afferent.errors import FormatError
+from afferent.engines.vllm.plugin.arena import arena, told_to_the_client
 
 _MODULE: Final = "vllm.tokenizers.mistral"
 _MEDIA: Final = frozenset({"image_url", "audio_url", "input_audio"})
@@ -65,11 +64,9 @@ def _opened(value: Any) -> Any:
 
 
 def _data_url(handle: str) -> str:
-    try:
+    with told_to_the_client(handle):
         reference = _of_bytes(arena("api").verify(handle))
         data = arena("api").raw(reference.handle, reference.start, reference.nbytes)
-    except (FormatError, Gone) as error:
-        raise ValueError(f"the media are not there any more: {error}") from error
     return f"data:{reference.modality}/any;base64,{base64.b64encode(data).decode()}"
 
 
