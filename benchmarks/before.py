@@ -166,18 +166,21 @@ def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
 
 @contextmanager
 def _tree_of(revision: str) -> Iterator[Path]:
-    """Yield a temporary folder with the sources of a revision.
+    """Yield a temporary folder with the sources of a revision, and its compiled part.
 
     Raises:
         ConfigError: There is no such revision.
     """
-    line = ["git", "-C", str(ROOT), "archive", "--format=tar", revision, "src"]
+    line = ["git", "-C", str(ROOT), "archive", "--format=tar", revision]
     found = subprocess.run(line, capture_output=True, check=False)
     if found.returncode:
         raise ConfigError(f"--revision {revision}: {found.stderr.decode().strip()}")
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
             archive.extractall(folder, filter="data")
+        build = [sys.executable, "-c", "from setuptools import setup; setup()"]
+        build += ["egg_info", "build_ext", "--inplace"]
+        subprocess.run(build, cwd=folder, capture_output=True, check=True)
         yield Path(folder)
 
 

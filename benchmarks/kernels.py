@@ -29,10 +29,10 @@ from PIL import Image
 
 from afferent.config import Limits
 from afferent.errors import ConfigError
+from afferent.media import native
 from afferent.media.decode.image import decode_image, read_image_header
 from afferent.media.families.qwen_vl import QwenVlFamily
 from afferent.media.families.registry import describe
-from afferent.media.transforms import resize
 from afferent.types import MiB
 from benchmarks.pages import page, photo
 from benchmarks.preprocess import write_model
@@ -77,7 +77,7 @@ def _num_sides(name: str) -> int:
 
 
 def run(*, quick: bool, after_sample: AfterSample) -> Report:
-    if resize.compiled is None:
+    if native.compiled is None:
         raise ConfigError("the compiled part is not there: see docs/adr/0034-what-is-compiled.md")
     report, meter, threads = Report("kernels", QUESTION), BusyMeter(), torch.get_num_threads()
     torch.set_num_threads(1)
@@ -114,7 +114,7 @@ def _goals(rows: list[Row]) -> Iterator[Goal]:
             continue
         part = row.median("ms") / row.median("main_ms")
         yield Goal(f"{name}: at most {most:g} of what it took without", part <= most, part)
-        if resize.variant == "avx512":
+        if native.variant == "avx512":
             of_avx2 = row.median("resize") / row.median("avx2")
             title = f"{name}: resizing with AVX-512 at most {_AVX512_GOAL:g} of AVX2's time"
             yield Goal(title, of_avx2 <= _AVX512_GOAL, of_avx2)
@@ -153,7 +153,7 @@ def _sides(name: str, family: QwenVlFamily) -> Iterator[tuple[str, Callable[[], 
     )
 
     def processed(**changes: Any) -> None:
-        with mock.patch.multiple(resize, **changes):
+        with mock.patch.multiple(native, **changes):
             family.process(image, made)
 
     yield "pillow", _timed(lambda: np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
@@ -161,7 +161,7 @@ def _sides(name: str, family: QwenVlFamily) -> Iterator[tuple[str, Callable[[], 
         yield "decode_before", _timed(lambda: imagecodecs.spng_decode(data))
     yield "decode", _timed(lambda: decode_image(memoryview(data), header, limits))
     yield "libraries", _timed(lambda: processed(compiled=None))
-    fastest = resize.variant
+    fastest = native.variant
     avx2 = "avx2" if _has_avx2() else fastest
     yield "avx2", _timed(lambda: processed(variant=avx2))
     yield "resize", _timed(lambda: processed(variant=fastest))
@@ -169,7 +169,7 @@ def _sides(name: str, family: QwenVlFamily) -> Iterator[tuple[str, Callable[[], 
 
 
 def _has_avx2() -> bool:
-    return resize.compiled is not None and "avx2" in resize.compiled.VARIANTS
+    return native.compiled is not None and "avx2" in native.compiled.VARIANTS
 
 
 def _timed(work: Callable[[], Any]) -> Callable[[], float]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from afferent.media.transforms import resize
+from afferent.media import native
 from benchmarks import kernels
 
 
-@pytest.mark.skipif(resize.compiled is None, reason="there is no compiled part")
+@pytest.mark.skipif(native.compiled is None, reason="there is no compiled part")
 def test_each_side_does_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_WIDTH", 300)
     monkeypatch.setattr(kernels, "_HEIGHT", 400)
@@ -17,6 +17,6 @@ def test_each_side_does_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(sides) == kernels._num_sides(name)
         samples = {side: [measure()] for side, measure in sides.items()}
         assert all(values[0] > 0 for values in samples.values())
-        assert resize.compiled is not None  # the compiled part is restored
+        assert native.compiled is not None  # the compiled part is restored
         row = kernels._row(name, "1 megapixel", samples)
         assert row.median("ms") == pytest.approx(row.median("decode") + row.median("resize"))

@@ -16,13 +16,13 @@ import pytest
 from torch.profiler import ProfilerActivity, profile
 
 from afferent.config import Limits
+from afferent.media import native
 from afferent.media.decode.audio import decode_audio
 from afferent.media.decode.image import decode_image, read_image_header
 from afferent.media.decode.video import open_video
 from afferent.media.decoded import DecodedImage, Media
 from afferent.media.families.qwen_vl import QwenVlFamily
 from afferent.media.families.registry import AnyFamily
-from afferent.media.transforms import resize
 from afferent.media.workers.discover import family_of
 from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from afferent.store.block import codec
@@ -90,7 +90,7 @@ def qwen(tmp_path: Path) -> QwenVlFamily:
         ("JPEG", "RGB", 1, 1),
         ("JPEG", "RGB", 6, 2),
         ("JPEG", "L", 1, 1),
-        ("PNG", "RGB", 1, 1),
+        ("PNG", "RGB", 1, 2),  # the rows that are inflated
         ("WEBP", "RGB", 1, 1),
     ],
 )
@@ -102,12 +102,12 @@ def test_decoding_writes_the_pixels_once_and_again_to_turn_them(
     data = in_arena(encoded(image, format, **exif))
     header = read_image_header(bytes(data), LIMITS)
     nbytes = python_nbytes(lambda: decode_image(data, header, LIMITS))
-    nbytes -= len(data) if format == "PNG" else 0  # the PNG decoder needs a copy
+    nbytes -= len(data) if format == "PNG" else 0  # its data come in many chunks
     assert num_copies(nbytes, PIXELS_NBYTES) == copies
 
 
 def test_an_image_is_resized_in_strips_straight_into_patches(qwen: QwenVlFamily) -> None:
-    if resize.compiled is None:
+    if native.compiled is None:
         pytest.skip("there is no compiled part")
     work, _ = write(qwen, DecodedImage(np.asarray(photo(WIDTH, HEIGHT))))
     assert qwen.resized(WIDTH, HEIGHT) != (WIDTH, HEIGHT)
@@ -118,7 +118,7 @@ def test_an_image_is_resized_in_strips_straight_into_patches(qwen: QwenVlFamily)
 def test_without_the_compiled_part_torchs_image_is_patched_in_place(
     qwen: QwenVlFamily, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resize, "compiled", None)
+    monkeypatch.setattr(native, "compiled", None)
     width, height = qwen.resized(WIDTH, HEIGHT)
     image = DecodedImage(np.asarray(photo(WIDTH, HEIGHT)))
     work, _ = write(qwen.resizing("torchvision"), image)
@@ -131,7 +131,7 @@ def test_without_the_compiled_part_torchs_image_is_patched_in_place(
 def test_without_the_compiled_part_pillows_image_is_copied_in_and_out(
     qwen: QwenVlFamily, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resize, "compiled", None)
+    monkeypatch.setattr(native, "compiled", None)
     work, features_nbytes = write(qwen, DecodedImage(np.asarray(photo(WIDTH, HEIGHT))))
     assert num_copies(python_nbytes(work), min(PIXELS_NBYTES, features_nbytes)) <= 2
     assert torch_nbytes(work) == 0
@@ -147,7 +147,7 @@ def test_a_whole_image(qwen: QwenVlFamily) -> None:
     def work() -> None:
         qwen.process(decode_image(data, header, LIMITS), codec.lay_out(plan, block))
 
-    copies = 2 if resize.compiled is None else 1
+    copies = 2 if native.compiled is None else 1
     assert num_copies(python_nbytes(work), PIXELS_NBYTES) == copies
 
 

@@ -16,11 +16,11 @@ from PIL import Image
 from transformers import Qwen2VLImageProcessorPil
 
 from afferent.config import Limits
+from afferent.media import native
 from afferent.media.decode.image import decode_image, read_image_header
 from afferent.media.decoded import DecodedImage
 from afferent.media.families.qwen_vl import QwenVlFamily
 from afferent.media.families.registry import describe
-from afferent.media.transforms import resize
 from tests.images import encoded, in_mode, oriented
 from tests.media.folders import draw_pixels, draw_size, make_qwen
 from tests.media.test_decode_image import by_pillow
@@ -55,7 +55,7 @@ def ours(family: QwenVlFamily, data: bytes, variant: str) -> np.ndarray:
     header = read_image_header(data, Limits())
     specs = family.plan(header).specs
     out = {name: np.full(spec.shape, 77, spec.dtype) for name, spec in specs.items()}
-    with mock.patch.object(resize, "variant", variant):
+    with mock.patch.object(native, "variant", variant):
         family.process(decode_image(memoryview(data), header, Limits()), out)
     return out["pixel_values"]
 
@@ -90,14 +90,14 @@ def by_torch(family: QwenVlFamily, pixels: np.ndarray) -> np.ndarray:
 def test_files_become_what_the_processor_makes_of_them(
     rule: Any, tmp_path: Path, request: pytest.FixtureRequest, record_property: Any
 ) -> None:
-    if rule == "pillow" and resize.compiled is None:
+    if rule == "pillow" and native.compiled is None:
         pytest.skip("torch's results are nearly Pillow's: see test_resize")
     make_qwen(tmp_path, size=EDGES)
     family = describe(tmp_path, resize_rule=rule)
     assert isinstance(family, QwenVlFamily)
     processor, rng = Qwen2VLImageProcessorPil.from_pretrained(tmp_path), np.random.default_rng(17)
     num_files = NUM_STORM_FILES if request.config.getoption("--storm") else NUM_FILES
-    variants = [resize.variant] if resize.compiled is None else resize.compiled.VARIANTS
+    variants = [native.variant] if native.compiled is None else native.compiled.VARIANTS
     num_unequal = 0
     for index in range(num_files):
         data = drawn_file(rng, index)

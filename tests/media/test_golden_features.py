@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from afferent.media import native
 from afferent.media.decoded import Array, DecodedImage
 from afferent.media.families import registry
 from afferent.media.families.reencoded import ReencodedFamily
 from afferent.media.families.registry import AnyFamily, describe, fingerprint
-from afferent.media.transforms import resize
 from tests.media import golden_features as golden
 from tests.media.folders import make_qwen
 
@@ -25,7 +25,7 @@ RECORD = golden.Record(
 FLOATS: Mapping[str, Array] = {"c.wav": np.zeros(9, np.float32)}
 SAME: golden.Features = {**RECORD.digests, **FLOATS}
 
-needs_compiled = pytest.mark.skipif(resize.compiled is None, reason="there is no compiled part")
+needs_compiled = pytest.mark.skipif(native.compiled is None, reason="there is no compiled part")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_features_of_the_corpus_are_those_of_the_recorded_version(
 ) -> None:
     """The features with the compiled part and without it share keys, so they must be equal."""
     if part == "libraries":
-        monkeypatch.setattr(resize, "compiled", None)
+        monkeypatch.setattr(native, "compiled", None)
     made = golden.decoded_features() | golden.family_features() | golden.processor_features()
     found = problem(made, *record)
     assert not found, found
@@ -167,15 +167,15 @@ def test_the_fingerprint_follows_the_libraries_that_take_part(
     assert adapter is not None
     torchvisions = family.resizing("torchvision")
     cases = [
-        (family, resize.compiled, registry.DECODERS),
+        (family, native.compiled, registry.DECODERS),
         (family, None, registry.DECODERS),
-        (torchvisions, resize.compiled, (*registry.DECODERS, *torch_for(resize.compiled))),
+        (torchvisions, native.compiled, (*registry.DECODERS, *torch_for(native.compiled))),
         (torchvisions, None, (*registry.DECODERS, "torch")),
-        (adapter, resize.compiled, (*registry.DECODERS, *registry.PROCESSORS)),
+        (adapter, native.compiled, (*registry.DECODERS, *registry.PROCESSORS)),
     ]
     original = registry.version_of
     for one, compiled, taking_part in cases:
-        monkeypatch.setattr(resize, "compiled", compiled)
+        monkeypatch.setattr(native, "compiled", compiled)
         before = fingerprint(tmp_path, one)
         with monkeypatch.context() as patch:
             patch.setattr(
@@ -195,5 +195,5 @@ def test_the_fingerprint_is_the_same_with_and_without_the_compiled_part(
 ) -> None:
     """With Pillow's resize rule, the features are the same."""
     before = fingerprint(tmp_path, family)
-    monkeypatch.setattr(resize, "compiled", None)
+    monkeypatch.setattr(native, "compiled", None)
     assert fingerprint(tmp_path, family) == before

@@ -11,10 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
+from afferent.media import native
 from afferent.media.decoded import Array
 from afferent.media.families.qwen_vl import QwenVlFamily
 from afferent.media.families.registry import describe
-from afferent.media.transforms import resize
 from afferent.media.transforms.patches import patch_views
 from afferent.media.transforms.resize import Resampling
 from afferent.media.transforms.weights import AS_IT_IS, Table
@@ -26,14 +26,14 @@ MODEL = BUILT_IN_MODELS / "shapes"
 FILTERS = list(Image.Resampling)
 BICUBIC = Resampling(int(Image.Resampling.BICUBIC))
 
-needs_compiled = pytest.mark.skipif(resize.compiled is None, reason="there is no compiled part")
+needs_compiled = pytest.mark.skipif(native.compiled is None, reason="there is no compiled part")
 
 
 VARIANTS = [
     pytest.param(
         name,
         marks=pytest.mark.skipif(
-            resize.compiled is None or name not in resize.compiled.VARIANTS,
+            native.compiled is None or name not in native.compiled.VARIANTS,
             reason="there is no compiled part, or the processor lacks the variant",
         ),
     )
@@ -45,9 +45,9 @@ VARIANTS = [
 def part(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Select the implementation of the resizing."""
     if request.param == "libraries":
-        monkeypatch.setattr(resize, "compiled", None)
+        monkeypatch.setattr(native, "compiled", None)
     else:
-        monkeypatch.setattr(resize, "variant", request.param)
+        monkeypatch.setattr(native, "variant", request.param)
     return str(request.param)
 
 
@@ -114,22 +114,22 @@ def test_what_would_lead_outside_is_refused(change: dict[str, Any]) -> None:
         "across": (np.array([0, 3], np.int32), np.full((2, 2), 128, np.int32), 8),
         "down": AS_IT_IS,
         "out": np.zeros((3, 4, 2), np.uint8),
-        "variant": resize.variant,
+        "variant": native.variant,
     }
-    assert resize.compiled is not None
-    resize.compiled.resample(*given.values())
+    assert native.compiled is not None
+    native.compiled.resample(*given.values())
     with pytest.raises(ValueError, match=r"."):
-        resize.compiled.resample(*(given | change).values())
+        native.compiled.resample(*(given | change).values())
 
 
 @needs_compiled
 def test_what_can_not_be_written_is_refused() -> None:
     out = np.zeros((3, 4, 5), np.uint8)
     out.flags.writeable = False
-    assert resize.compiled is not None
+    assert native.compiled is not None
     pixels = np.zeros((4, 5, 3), np.uint8)
     with pytest.raises((BufferError, ValueError)):
-        resize.compiled.resample(pixels, AS_IT_IS, AS_IT_IS, out, resize.variant)
+        native.compiled.resample(pixels, AS_IT_IS, AS_IT_IS, out, native.variant)
 
 
 def drawn_table(rng: np.random.Generator, length: int) -> Table:
@@ -178,7 +178,7 @@ def drawn_source(rng: np.random.Generator) -> Array:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_resample_any_table_gives_the_sums(variant: str, request: pytest.FixtureRequest) -> None:
     rng = np.random.default_rng(11)
-    assert resize.compiled is not None
+    assert native.compiled is not None
     num_cases = NUM_STORM_CASES if request.config.getoption("--storm") else NUM_CASES
     for index in range(num_cases):
         pixels = drawn_source(rng)
@@ -188,7 +188,7 @@ def test_resample_any_table_gives_the_sums(variant: str, request: pytest.Fixture
         channels, rows, columns = expected.shape
         whole = np.full((channels, rows, 2 * columns + 2), 77, np.uint8)
         out = whole[..., 1:-1:2] if index % 2 else whole[..., 1 : columns + 1]
-        resize.compiled.resample(pixels, across, down, out, variant)
+        native.compiled.resample(pixels, across, down, out, variant)
         np.testing.assert_array_equal(out, expected, err_msg=f"case {index}, {pixels.shape}")
         out[...] = 77
         assert (whole == 77).all()
@@ -203,8 +203,8 @@ def test_resample_span_at_the_edge_of_a_register_gives_the_sums(variant: str, sp
     starts = np.repeat(np.array([0, span - 4], np.int32), [15, 10])
     across = (starts, rng.integers(200, 999, (25, 8)).astype(np.int32), 13)
     out = np.empty((3, 3, 25), np.uint8)
-    assert resize.compiled is not None
-    resize.compiled.resample(pixels, across, AS_IT_IS, out, variant)
+    assert native.compiled is not None
+    native.compiled.resample(pixels, across, AS_IT_IS, out, variant)
     expected = weighed(pixels.transpose(1, 0, 2), across).transpose(2, 1, 0)
     np.testing.assert_array_equal(out, expected)
 
@@ -212,7 +212,8 @@ def test_resample_span_at_the_edge_of_a_register_gives_the_sums(variant: str, sp
 GUARDED = """
 import ctypes, mmap, sys
 import numpy as np
-from afferent.media.transforms import resize, weights
+from afferent.media import native
+from afferent.media.transforms import weights
 
 size = 4 * mmap.PAGESIZE
 memory = mmap.mmap(-1, size + mmap.PAGESIZE)
@@ -227,7 +228,7 @@ for columns in range(1, 200):
         for width in (columns, columns // 5 + 1, columns // 2 + 1, 2 * columns):
             out = np.zeros((3, 2, width), np.uint8)
             across = weights.table(columns, width, 3, "pillow")
-            resize._native.resample(pixels, across, weights.AS_IT_IS, out, sys.argv[1])
+            native.compiled.resample(pixels, across, weights.AS_IT_IS, out, sys.argv[1])
 print("done")
 """
 
@@ -343,12 +344,13 @@ def test_torch_is_loaded_only_where_it_resizes(rule: str, needs_torch: bool) -> 
     """Without torch, a pool of workers starts a second sooner."""
     lines = (
         "import sys, numpy as np",
+        "from afferent.media import native",
         "from afferent.media.transforms import resize",
         f"resampling = resize.Resampling(3, {rule!r})",
         "pixels = np.zeros((9, 9, 3), np.uint8)",
-        "if resize.compiled: resize.load(resampling), resampling.resize(pixels, 5, 5)",
+        "if native.compiled: resize.load(resampling), resampling.resize(pixels, 5, 5)",
         "print('torch' in sys.modules)",
-        "resize.compiled = None",
+        "native.compiled = None",
         "resize.load(resampling)",
         "print('torch' in sys.modules)",
         "resampling.resize(pixels, 5, 5)",

@@ -1,21 +1,28 @@
-"""PNG: RGB and RGBA of 8 bits, the common kinds, decoded by the Rust crate `png`."""
+"""PNG: grey, RGB and RGBA of 8 bits, the common kinds: libdeflate inflates them, and the compiled
+part undoes their filters.
+"""
 
 from __future__ import annotations
 
 import struct
 from typing import Final
+from zlib import crc32
 
 import numpy as np
-from kornia_rs.io import decode_image_png_u8
+from imagecodecs import DeflateError, deflate_decode
 from PIL import Image
 
+from afferent.media import native
 from afferent.media.decode.pillow import copy_rgb
 from afferent.media.decoded import Pixels
 from afferent.media.headers.header import png_chunks
 
-_RGB, _RGBA = 2, 6
+_MODES: Final = {0: "L", 2: "RGB", 6: "RGBA"}
 _TRANSPARENT: Final = b"tRNS"
+_CRITICAL: Final = (b"IHDR", b"PLTE")
 _LAST_CHUNK: Final = b"\0\0\0\0IEND\xaeB`\x82"
+_BEHIND_NBYTES: Final = 3
+"""Bytes behind the last row that the compiled part reads."""
 # No effect on the pixels of the first frame, and each can grow: decoders have allocated 700 MB for
 # a profile of 0.7 MB.
 _METADATA: Final = frozenset(
@@ -25,22 +32,45 @@ _METADATA: Final = frozenset(
 
 def decode(data: memoryview, height: int, width: int) -> Pixels | None:
     """Return the pixels; ``None`` for other kinds, or if only Pillow can decide."""
-    bits, colours = data[24], data[25]
-    if bits != 8 or colours not in (_RGB, _RGBA):
+    bits, colours, *methods = data[24:29]
+    mode = _MODES.get(colours)
+    if native.compiled is None or bits != 8 or mode is None or any(methods):
         return None
-    if any(kind == _TRANSPARENT for kind, _, _ in png_chunks(data)):
+    if (compressed := _compressed(data)) is None:
         return None
-    mode = "rgb" if colours == _RGB else "rgba"
+    pixels = np.empty((height, width, len(mode)), np.uint8)
+    rows = np.empty(pixels.size + height + _BEHIND_NBYTES, np.uint8)
     try:
-        # The decoder refuses another size than the file's own.
-        out: Pixels = decode_image_png_u8(bytes(without_metadata(data)), (height, width), mode)
-    except Exception:  # it has no exception type of its own
+        inflated = deflate_decode(compressed, out=rows)  # type: ignore[arg-type]  # any buffer
+        if len(inflated) != pixels.size + height:
+            return None
+        native.compiled.unfilter(rows, pixels, native.variant)
+    except (DeflateError, ValueError):  # a row with an unknown filter
         return None
-    if mode == "rgb":
-        return out
-    pixels = np.empty((height, width, 3), np.uint8)
-    copy_rgb(Image.frombuffer("RGBA", (width, height), out, "raw", "RGBA", 0, 1), pixels)
-    return pixels
+    if mode == "RGB":
+        return pixels
+    del rows, inflated
+    made: Pixels = np.empty((height, width, 3), np.uint8)
+    copy_rgb(Image.frombuffer(mode, (width, height), pixels, "raw", mode, 0, 1), made)
+    return made
+
+
+def _compressed(data: memoryview) -> bytes | memoryview | None:
+    """Return what the pixels are inflated from; ``None`` if only Pillow can decide."""
+    end = 33
+    for kind, start, length in [(b"IHDR", 16, 13), *png_chunks(data)]:
+        end = start + length + 4
+        if kind in _METADATA:
+            continue
+        is_intact = bytes(data[end - 4 : end]) == crc32(data[start - 4 : end - 4]).to_bytes(4)
+        if kind == _TRANSPARENT or (kind.isupper() and kind not in _CRITICAL) or not is_intact:
+            return None
+    parts = []
+    while bytes(data[end + 4 : end + 8]) == b"IDAT":
+        (length,) = struct.unpack_from(">I", data, end)
+        parts.append(data[end + 8 : end + 8 + length])
+        end += length + 12
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def without_metadata(data: memoryview) -> bytes | memoryview:

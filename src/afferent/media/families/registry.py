@@ -57,7 +57,7 @@ It rises when a pixel, a sample or a model input changes, and only then:
 """
 
 DECODERS: Final = (
-    *("pillow", "pillow-heif", "simplejpeg", "imagecodecs", "kornia-rs"),
+    *("pillow", "pillow-heif", "simplejpeg", "imagecodecs"),
     *("av", "soundfile", "soxr", "numpy"),
 )
 """Libraries that decode and compute for every family."""

@@ -19,3 +19,17 @@ def resample(pixels: Array, across: Table, down: Table, out: Array, variant: str
             match, or this processor lacks the variant.
         MemoryError: Memory is insufficient.
     """
+
+def unfilter(rows: bytes | bytearray | memoryview | Array, out: Array, variant: str, /) -> None:
+    """Undo the filters of a PNG's rows, and write the pixels into ``out``.
+
+    Args:
+        rows: What the file's data inflate to, and three bytes behind it, which have no effect.
+        out: ``(rows, columns, channels)``, one behind the other; with 1, 3 or 4 channels.
+        variant: One of `VARIANTS`; each writes the same bytes.
+
+    Raises:
+        ValueError: ``rows`` has another size, or a row an unknown filter, or this processor lacks
+            the variant.
+        MemoryError: Memory is insufficient.
+    """

@@ -63,6 +63,10 @@ TARGET INLINE void weigh(const uint8_t *from, size_t step, const int32_t *packed
 
 #include "columns.h"
 
+#define ROWS 4
+#define MAGNITUDE(pixels) (Pixels) _mm256_abs_epi16((__m256i)(pixels))
+#include "rows.h"
+
 static int is_supported(void) { return __builtin_cpu_supports("avx2"); }
 
 const Variant avx2 = {
@@ -74,5 +78,7 @@ const Variant avx2 = {
     .split = split_plainly,
     .widen = widen,
     .down = down,
+    .unfilter = unfilter_rows,
+    .rows_at_once = ROWS,
 };
 #endif

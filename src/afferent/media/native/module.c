@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "resample.h"
+#include "unfilter.h"
 
 #define MOST_TAPS (1 << 20)
 #define MOST_SHIFT 30
@@ -148,7 +149,44 @@ static PyObject *py_resample(PyObject *Py_UNUSED(module), PyObject *args) {
     return result;
 }
 
+static int check_filtered(const Py_buffer *rows, const Py_buffer *out, Filtered *image) {
+    if (out->ndim != 3 || out->itemsize != 1 || !PyBuffer_IsContiguous(out, 'C'))
+        return refuse("pixels are (rows, columns, channels) bytes, one behind the other");
+    image->bytes = rows->buf;
+    image->height = (size_t)out->shape[0];
+    image->width = (size_t)out->shape[1];
+    image->channels = (size_t)out->shape[2];
+    if (image->channels != 1 && image->channels != 3 && image->channels != 4)
+        return refuse("pixels have 1, 3 or 4 channels");
+    const size_t needed = image->height + (size_t)out->len + BEHIND;
+    return (size_t)rows->len == needed ? 0 : refuse("rows of another size");
+}
+
+static PyObject *py_unfilter(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *to, *result = NULL;
+    const char *name;
+    Py_buffer rows, out;
+    Filtered image;
+    if (!PyArg_ParseTuple(args, "y*Os", &rows, &to, &name)) return NULL;
+    const Variant *variant = variant_named(name);
+    if (variant && PyObject_GetBuffer(to, &out, PyBUF_STRIDES | PyBUF_WRITABLE) == 0) {
+        if (check_filtered(&rows, &out, &image) == 0) {
+            int failed;
+            Py_BEGIN_ALLOW_THREADS
+            failed = unfilter(variant, &image, out.buf);
+            Py_END_ALLOW_THREADS
+            if (failed < 0) PyErr_NoMemory();
+            if (failed > 0) refuse("a row has an unknown filter");
+            if (!failed) result = Py_NewRef(Py_None);
+        }
+        PyBuffer_Release(&out);
+    }
+    PyBuffer_Release(&rows);
+    return result;
+}
+
 static PyMethodDef methods[] = {
+    {"unfilter", py_unfilter, METH_VARARGS, "See _native.pyi."},
     {"resample", py_resample, METH_VARARGS, "See _native.pyi."},
     {NULL, NULL, 0, NULL},
 };

@@ -32,6 +32,10 @@ INLINE void weigh(const uint8_t *from, size_t step, const int32_t *packed, int t
 
 #include "columns.h"
 
+#define ROWS 2
+#define MAGNITUDE(pixels) ((((pixels) >> 15) ^ (pixels)) - ((pixels) >> 15))
+#include "rows.h"
+
 void split_plainly(const uint8_t *pixels, size_t columns, uint8_t *const planes[CHANNELS]) {
     uint8_t *red = planes[0], *green = planes[1], *blue = planes[2];
     for (size_t x = 0; x < columns; x++) {
@@ -52,4 +56,6 @@ const Variant portable = {
     .split = split_plainly,
     .widen = widen,
     .down = down,
+    .unfilter = unfilter_rows,
+    .rows_at_once = ROWS,
 };

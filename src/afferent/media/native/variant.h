@@ -30,6 +30,16 @@ typedef struct {
     int taps, shift, is_wide, is_far;
 } Weights;
 
+/* A row of a PNG, behind its filter, and where its pixels go. */
+typedef struct {
+    int filter;
+    const uint8_t *bytes;
+    uint8_t *out;
+} FilteredRow;
+
+enum { NO_FILTER, SUB, UP, AVERAGE, PAETH };
+enum { MOST_ROWS_AT_ONCE = 4 };
+
 struct Variant {
     const char *name;
     size_t rows; /* that `widen` makes at a time */
@@ -49,6 +59,10 @@ struct Variant {
     /* One output row of one plane. */
     void (*down)(const uint8_t *rows, size_t step, const Weights *axis, size_t row, size_t width,
                  uint8_t *out);
+    /* `rows_at_once` rows of a PNG; three bytes behind each and behind `above` are read, too.
+       NULL: `otherwise` does it. */
+    void (*unfilter)(const FilteredRow *rows, const uint8_t *above, size_t width, size_t channels);
+    size_t rows_at_once;
 };
 
 extern const Variant portable, avx2, avx512;

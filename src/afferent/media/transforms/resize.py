@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from types import ModuleType
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,23 +19,13 @@ import numpy as np
 from msgspec import Struct
 from PIL import Image
 
+from afferent.media import native
 from afferent.media.decoded import Array, Pixels
 from afferent.media.transforms import weights
 from afferent.media.transforms.weights import AS_IT_IS, Rule
 from afferent.store.block.torch_tensors import as_tensor
 
 log = logging.getLogger(__name__)
-
-compiled: ModuleType | None
-"""``None`` if it could not be built."""
-variant: str
-"""Variant of the compiled part: the fastest that this processor has. Tests select others."""
-try:
-    from afferent.media.native import _native
-
-    compiled, variant = _native, _native.VARIANTS[0]
-except ImportError:
-    compiled, variant = None, ""
 
 _MODES = {
     Image.Resampling.BILINEAR: "bilinear",
@@ -95,7 +84,7 @@ class Resampling(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def _is_compiled(self) -> bool:
-        return compiled is not None and self.filter in weights.FILTERS
+        return native.compiled is not None and self.filter in weights.FILTERS
 
     def _weigh(self, pixels: Pixels, width: int, height: int, out: Array) -> None:
         if pixels.strides[1:] not in ((3, 1), (1, pixels.shape[0] * pixels.shape[1])):
@@ -105,9 +94,9 @@ class Resampling(Struct, frozen=True, forbid_unknown_fields=True):
         down = weights.table(rows, height, self.filter, self.rule)
         if self.rule == "pillow" and _is_down_first(pixels, width, height):
             between: Array = np.empty((3, height, columns), np.uint8)
-            _native.resample(pixels, AS_IT_IS, down, between, variant)
+            native.compiled.resample(pixels, AS_IT_IS, down, between, native.variant)
             pixels, down = between.transpose(1, 2, 0), AS_IT_IS
-        _native.resample(pixels, across, down, out, variant)
+        native.compiled.resample(pixels, across, down, out, native.variant)
 
     def _resized_by_others(self, pixels: Pixels, width: int, height: int) -> Pixels:
         mode = _MODES.get(Image.Resampling(self.filter))
@@ -138,7 +127,7 @@ def _is_down_first(pixels: Pixels, width: int, height: int) -> bool:
 
 def load(struct: Struct) -> None:
     """Load all that the `Resampling`s in ``struct`` need, before a zygote forks."""
-    if compiled is None:
+    if native.compiled is None:
         log.info("images are resized by libraries: the compiled part was not built")
     if needs_torch(struct):
         _load_torch()
@@ -146,7 +135,7 @@ def load(struct: Struct) -> None:
 
 def needs_torch(struct: Struct) -> bool:
     """Return whether torch resizes for one of the `Resampling`s in ``struct`` here."""
-    return compiled is None and by_rule(struct, "pillow") != struct
+    return native.compiled is None and by_rule(struct, "pillow") != struct
 
 
 @functools.cache

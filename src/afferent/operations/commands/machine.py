@@ -191,7 +191,8 @@ def _resizing() -> Finding:
         return Finding(
             what="resizing",
             level="could be better",
-            found=f"by libraries, at a third of the speed or less: {in_a_line(error)}",
+            found="by libraries, which decode PNG, too, at a third of the speed or less: "
+            + in_a_line(error),
             mend="a C compiler (gcc) and Python's headers, then install Afferent again",
         )
     return Finding(what="resizing", level="ok", found="the compiled part is there")
