@@ -169,7 +169,7 @@ def _tree_of(revision: str) -> Iterator[Path]:
     """Yield a temporary folder with the sources of a revision, and its compiled part.
 
     Raises:
-        ConfigError: There is no such revision.
+        ConfigError: There is no such revision, or it can't be compiled.
     """
     line = ["git", "-C", str(ROOT), "archive", "--format=tar", revision]
     found = subprocess.run(line, capture_output=True, check=False)
@@ -180,7 +180,9 @@ def _tree_of(revision: str) -> Iterator[Path]:
             archive.extractall(folder, filter="data")
         build = [sys.executable, "-c", "from setuptools import setup; setup()"]
         build += ["egg_info", "build_ext", "--inplace"]
-        subprocess.run(build, cwd=folder, capture_output=True, check=True)
+        built = subprocess.run(build, cwd=folder, capture_output=True, text=True, check=False)
+        if built.returncode:
+            raise ConfigError(f"--revision {revision}: {built.stderr.strip()[-2000:]}")
         yield Path(folder)
 
 

@@ -102,7 +102,7 @@ def test_decoding_writes_the_pixels_once_and_again_to_turn_them(
     data = in_arena(encoded(image, format, **exif))
     header = read_image_header(bytes(data), LIMITS)
     nbytes = python_nbytes(lambda: decode_image(data, header, LIMITS))
-    nbytes -= len(data) if format == "PNG" else 0  # its data come in many chunks
+    nbytes -= len(data) if format == "PNG" else 0  # its chunks are joined
     assert num_copies(nbytes, PIXELS_NBYTES) == copies
 
 

@@ -379,5 +379,5 @@ def test_memory_for_a_pixel(name: str) -> None:
     if "save_all" in options:
         options = {**options, "append_images": [photo(1600, 1200, seed=1)]}
     data = encoded(image, format, **options)
-    file_nbytes = len(data) if format == "PNG" else 0  # its data come in many chunks
+    file_nbytes = len(data) if format == "PNG" else 0  # its chunks are joined
     assert peak_nbytes(data) < max_nbytes * 1600 * 1200 + file_nbytes

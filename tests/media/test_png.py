@@ -8,6 +8,7 @@ import random
 import struct
 import subprocess
 import sys
+import tracemalloc
 import zlib
 
 import numpy as np
@@ -128,6 +129,9 @@ def test_arrays_that_do_not_match_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match="one behind the other"):
             native.compiled.unfilter(rows, other, native.variant)
+    for shape in ((0, 5, 3), (4, 0, 3)):
+        with pytest.raises(ValueError, match="no pixels"):
+            native.compiled.unfilter(bytes(shape[0] + BEHIND), np.zeros(shape, np.uint8), "avx2")
     with pytest.raises(ValueError, match="1, 3 or 4 channels"):
         native.compiled.unfilter(bytes(4 * 11 + BEHIND), np.zeros((4, 5, 2), np.uint8), "portable")
     with pytest.raises(ValueError, match="no such variant"):
@@ -211,6 +215,85 @@ def test_broken_files_end_as_pillow_lets_them(request: pytest.FixtureRequest) ->
                 case _:
                     data[at:at] = data[at : at + rng.randint(1, 9)]
         assert_pillow_agrees(bytes(data), index)
+
+
+def chunks_of(data: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the kind and the data of each chunk."""
+    found, at = [], 8
+    while at < len(data):
+        (length,) = struct.unpack_from(">I", data, at)
+        found.append((data[at + 4 : at + 8], data[at + 8 : at + 8 + length]))
+        at += length + 12
+    return found
+
+
+def file_of(chunks: list[tuple[bytes, bytes]]) -> bytes:
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(kind, data) for kind, data in chunks)
+
+
+KINDS = (
+    *(b"IHDR", b"PLTE", b"IDAT", b"IEND", b"gAMA", b"cHRM", b"sRGB", b"pHYs", b"tIME", b"sBIT"),
+    *(b"bKGD", b"tRNS", b"iCCP", b"tEXt", b"zTXt", b"iTXt", b"eXIf", b"acTL", b"fcTL", b"fdAT"),
+    *(b"ABCD", b"abcd", b"a!\0\xff", b"hIST", b"sPLT"),
+)
+
+
+@pytest.mark.timeout(1200)
+def test_chunks_in_any_order_end_as_pillow_lets_them(request: pytest.FixtureRequest) -> None:
+    """All sums are right: chunks are doubled, added, moved, changed and left out."""
+    rng = random.Random(8)
+    files = [
+        png_of(rows_of(np.random.default_rng(channels), 9, 7, channels).tobytes(), 9, 7, channels)
+        for channels in MODES
+    ]
+    num_files = NUM_STORM if request.config.getoption("--storm") else NUM_BROKEN
+    for index in range(num_files):
+        chunks = chunks_of(rng.choice(files))
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randrange(len(chunks))
+            kind, data = chunks[at]
+            match rng.randrange(6):
+                case 0:
+                    chunks.insert(at, (kind, data))
+                case 1:
+                    chunks.insert(at, chunks.pop(rng.randrange(len(chunks))))
+                case 2 if len(chunks) > 2:
+                    del chunks[at]
+                case 3 if kind == b"IHDR":
+                    width, height, *rest = struct.unpack(">IIBBBBB", data[:13].ljust(13, b"\0"))
+                    rest[rng.randrange(5)] = rng.choice((0, 1, 2, 3, 4, 6, 8, 16))
+                    changed = struct.pack(">IIBBBBB", width, height, *rest)
+                    chunks.insert(at + rng.randrange(2), (kind, changed))
+                case _:
+                    added = rng.randbytes(rng.choice((0, 1, 3, 4, 6, 7, 9, 13, 32)))
+                    chunks.insert(at, (rng.choice(KINDS), added))
+        assert_pillow_agrees(file_of(chunks), (index, [kind for kind, _ in chunks]))
+
+
+def test_chunks_without_an_effect_need_no_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = rows_of(np.random.default_rng(4), 9, 7, 3).tobytes()
+    header, *rest = chunks_of(png_of(rows, 9, 7, 3))
+    harmless = [
+        *((b"gAMA", bytes(4)), (b"cHRM", bytes(32)), (b"sRGB", b"\0"), (b"pHYs", bytes(9))),
+        *((b"tIME", bytes(7)), (b"sBIT", b"\x08" * 3), (b"bKGD", bytes(6)), (b"tEXt", b"a\0b")),
+    ]
+    data = file_of([header, *harmless, *rest])
+    expected = raw_by_pillow(data)
+    monkeypatch.setattr(pillow, "decode_into", None)
+    np.testing.assert_array_equal(outcome(data, only_pillow=False), expected)
+
+
+def test_memory_does_not_grow_with_the_number_of_chunks() -> None:
+    rows = rows_of(np.random.default_rng(5), 8, 8, 3).tobytes()
+    header, data, end = chunks_of(png_of(rows, 8, 8, 3))
+    file = memoryview(file_of([header, *[(b"IDAT", b"")] * 100_000, data, end]))
+    tracemalloc.start()
+    try:
+        assert png_format.decode(file, 8, 8) is not None
+        _, peak_nbytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_nbytes < 100_000
 
 
 @pytest.mark.parametrize("cuts", [2, 3, 40])

@@ -8,7 +8,7 @@ Copies, with ``n`` the bytes of the file and ``p`` those of the pixels (3 a pixe
 
 =================================  =================================================================
 JPEG; WebP without transparency    nothing: decoded from the arena into the pixels
-PNG, RGB of 8 bits                 ``p`` of filtered rows; ``n`` if its data are in several chunks
+PNG, RGB of 8 bits                 ``n``, and ``p`` of filtered rows
 PNG, grey or RGBA of 8 bits        the same, and ``p`` from grey, or from RGBA over white
 WebP, transparent or with EXIF     ``p`` from RGBA over white
 all else                           ``n`` for Pillow (``3 n`` of WebP), ``p`` out of its own memory

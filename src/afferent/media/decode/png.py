@@ -18,8 +18,15 @@ from afferent.media.decoded import Pixels
 from afferent.media.headers.header import png_chunks
 
 _MODES: Final = {0: "L", 2: "RGB", 6: "RGBA"}
-_TRANSPARENT: Final = b"tRNS"
-_CRITICAL: Final = (b"IHDR", b"PLTE")
+_HARMLESS: Final[dict[bytes, int | None]] = {
+    b"IHDR": 13,
+    b"gAMA": 4,
+    b"cHRM": 32,
+    b"sRGB": 1,
+    b"pHYs": 9,
+    **dict.fromkeys((b"PLTE", b"sBIT", b"bKGD", b"hIST", b"tIME")),
+}
+"""Chunks without effect on the pixels, and the length with which Pillow accepts each."""
 _LAST_CHUNK: Final = b"\0\0\0\0IEND\xaeB`\x82"
 _BEHIND_NBYTES: Final = 3
 """Bytes behind the last row that the compiled part reads."""
@@ -55,22 +62,24 @@ def decode(data: memoryview, height: int, width: int) -> Pixels | None:
     return made
 
 
-def _compressed(data: memoryview) -> bytes | memoryview | None:
+def _compressed(data: memoryview) -> bytearray | None:
     """Return what the pixels are inflated from; ``None`` if only Pillow can decide."""
-    end = 33
+    end, seen = 33, set()
     for kind, start, length in [(b"IHDR", 16, 13), *png_chunks(data)]:
         end = start + length + 4
         if kind in _METADATA:
             continue
+        is_first, expected = kind not in seen, _HARMLESS.get(kind, -1)
         is_intact = bytes(data[end - 4 : end]) == crc32(data[start - 4 : end - 4]).to_bytes(4)
-        if kind == _TRANSPARENT or (kind.isupper() and kind not in _CRITICAL) or not is_intact:
+        if expected not in (None, length) or not (is_first and is_intact):
             return None
-    parts = []
+        seen.add(kind)
+    compressed = bytearray()
     while bytes(data[end + 4 : end + 8]) == b"IDAT":
         (length,) = struct.unpack_from(">I", data, end)
-        parts.append(data[end + 8 : end + 8 + length])
+        compressed += data[end + 8 : end + 8 + length]
         end += length + 12
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    return compressed
 
 
 def without_metadata(data: memoryview) -> bytes | memoryview:
@@ -90,4 +99,5 @@ def without_metadata(data: memoryview) -> bytes | memoryview:
     kept.append(data[pixels_start:end])
     if end < len(data):
         kept.append(_LAST_CHUNK)
-    return data if sum(map(len, kept)) == len(data) else b"".join(kept)
+    is_same = sum(map(len, kept)) == len(data) and bytes(data[end:]) in (b"", _LAST_CHUNK)
+    return data if is_same else b"".join(kept)

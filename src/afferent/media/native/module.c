@@ -158,6 +158,7 @@ static int check_filtered(const Py_buffer *rows, const Py_buffer *out, Filtered 
     image->channels = (size_t)out->shape[2];
     if (image->channels != 1 && image->channels != 3 && image->channels != 4)
         return refuse("pixels have 1, 3 or 4 channels");
+    if (!out->len) return refuse("no pixels");
     const size_t needed = image->height + (size_t)out->len + BEHIND;
     return (size_t)rows->len == needed ? 0 : refuse("rows of another size");
 }
