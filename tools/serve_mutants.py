@@ -58,7 +58,7 @@ SERVE_MUTANTS: Final = (
     Mutant(
         what="a client may take any time for a body if it does not pause",
         file=_BODY,
-        old="        left_s -= time.monotonic() - start_s\n",
+        old="                left_s -= time.monotonic() - start_s\n",
         new="",
         tests=("tests/builtin/test_body.py::test_a_body_that_comes_too_slowly",),
     ),

@@ -143,9 +143,9 @@ class ItemStage:
     def check_count(self, request: ItemRequest) -> None:
         """Check only the number of items."""
         limits = self._settings.limits_of(request.share.tenant)
-        for modality in Modality:
+        numbers = Counter(part.modality for part in request.media if not part.is_page)
+        for modality, number in numbers.items():
             most = limits.of(modality).max_items
-            number = sum(part.modality is modality and not part.is_page for part in request.media)
             if number > most:
                 raise TooManyItems(
                     f"the request has {count(number, modality)}; at most {most} are accepted "

@@ -5,6 +5,7 @@ limit of requests.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import hmac
 import ipaddress
@@ -210,6 +211,7 @@ class Access:
                 log.warning("a gateway names tenants, which are one here: see --gateway-tenants")
 
 
+@functools.lru_cache(maxsize=4096)
 def _network(host: str) -> str:
     """Return the fair-share address of a client: for IPv6 its /64 network.
 

@@ -36,7 +36,7 @@ _LEAST_LEFT_NBYTES = 1 << 20
 _TOO_SLOW = "the body did not arrive in time (--body-timeout-s, --body-idle-timeout-s)"
 _SMALL_NBYTES = 1 << 20
 _SMALL_TIMEOUT_S = 30.0
-_LARGE_NBYTES, _FIRST_NBYTES = 1 << 20, 64 << 10
+_LARGE_NBYTES, _FIRST_NBYTES = 1 << 20, 60 << 10
 """With so much left of a body, an item waits for the arena as soon as so many bytes have come: they
 show that the client sends.
 """
@@ -250,6 +250,8 @@ class BodyReader:
             self._num_offered = index + 1
 
     def _with_digest(self, raw: RawMedia, digest: bytes | None) -> RawMedia:
+        if digest is None:
+            return raw
         is_new = self._early is not None and self._early.is_new(digest)
         return replace(raw, digest=digest, is_new=is_new)
 
@@ -294,23 +296,26 @@ async def timely_chunks(
         BodyTooSlow: The client stopped sending, or is too slow.
         ClientDisconnect: The client has gone.
     """
-    left_s, has_more = limits.body_timeout_s, True
-    while has_more:
-        start_s = time.monotonic()
-        try:
-            async with asyncio.timeout(min(limits.body_idle_timeout_s, most_wait_s(left_s))):
+    left_s, has_more, loop = limits.body_timeout_s, True, asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(None) as waiting:
+            while has_more:
+                start_s = time.monotonic()
+                wait_s = min(limits.body_idle_timeout_s, most_wait_s(left_s))
+                waiting.reschedule(loop.time() + wait_s)
                 message = await request.receive()
-        except TimeoutError:
-            raise BodyTooSlow(_TOO_SLOW) from None
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        chunk = message.get("body", b"")
-        left_s += len(chunk) / min_nbytes_per_s
-        left_s -= time.monotonic() - start_s
-        if left_s <= 0:
-            raise BodyTooSlow(_TOO_SLOW)
-        yield chunk
-        has_more = message.get("more_body", False)
+                waiting.reschedule(None)
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                chunk = message.get("body", b"")
+                left_s += len(chunk) / min_nbytes_per_s
+                left_s -= time.monotonic() - start_s
+                if left_s <= 0:
+                    raise BodyTooSlow(_TOO_SLOW)
+                yield chunk
+                has_more = message.get("more_body", False)
+    except TimeoutError:
+        raise BodyTooSlow(_TOO_SLOW) from None
 
 
 async def read_small_body(request: Request) -> bytes:

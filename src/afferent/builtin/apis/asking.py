@@ -55,7 +55,8 @@ class BuiltinApi(ABC, Generic[Request]):
         request, ignored = self.reader.read(
             body.json, served=model, refuses_unknown=refuses_unknown
         )
-        return replace(self.translate(request, body, request_id), ignored=ignored)
+        call = self.translate(request, body, request_id)
+        return replace(call, ignored=ignored) if ignored else call
 
     @abstractmethod
     def translate(self, request: Request, body: ReceivedBody, request_id: str, /) -> Call:

@@ -202,7 +202,9 @@ class Endpoint:
     ) -> Rendered:
         """Return a prompt; by default, the query ``features=1`` asks for features too."""
         if with_features is None:
-            wish = exchange.request.query_params.get("features", "0")
+            request = exchange.request
+            has_query = bool(request.scope["query_string"])
+            wish = request.query_params.get("features", "0") if has_query else "0"
             with_features = wish not in ("0", "false")
         rendered = await self._pipeline.prompts.render(
             generate, exchange.own.trace, with_features=with_features

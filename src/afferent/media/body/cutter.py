@@ -18,11 +18,10 @@ stays in its position.
 from __future__ import annotations
 
 import binascii
-import contextlib
 import functools
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -334,8 +333,10 @@ class BodyCutter:
                 self._step = BodyCutter._seek_key
                 return True
             self._begin(media[0].decode())
-            with self._spoiling():
+            try:
                 self._write(text[media.end() :].translate(None, b"\r\n"))
+            except InvalidMedia as error:
+                self._spoil(error)
             if self._original is not None:
                 known = None if self._error else text
                 self._original.begin(self._buffer[self._pos : end], known, media[0])
@@ -371,13 +372,15 @@ class BodyCutter:
         before = self._progress
         text: bytes | memoryview = raw
         if self._error is None:
-            with self._spoiling():
+            try:
                 if has_escapes:
                     text = self._unescaped(raw)
                     # Some encoders break lines, which are escapes in JSON: no others are sought.
                     self._write(text.translate(None, b"\r\n"))
                 else:
                     self._write(text)
+            except InvalidMedia as error:
+                self._spoil(error)
         self._note(raw, text, before)
 
     def _unescaped(self, raw: memoryview) -> bytes:
@@ -425,22 +428,21 @@ class BodyCutter:
         self._original = None if self._paths is None else OriginalText(is_base64=not self._is_text)
         self._sink.begin()
 
-    @contextlib.contextmanager
-    def _spoiling(self) -> Iterator[None]:
+    def _spoil(self, error: InvalidMedia) -> None:
         """Continue after an error in an item that may turn out to be no media."""
-        try:
-            yield
-        except InvalidMedia as error:
-            if self._original is None:
-                raise
-            self._error = self._error or error
+        if self._original is None:
+            raise error
+        self._error = self._error or error
 
     @property
-    def _progress(self) -> Progress:
+    def _progress(self) -> Progress | None:
+        """Progress in the item; ``None`` if its text is not kept."""
+        if self._original is None:
+            return None
         return Progress(self._nbytes, self._base64.rest, self._base64.last)
 
-    def _note(self, raw: memoryview, text: bytes | memoryview, before: Progress) -> None:
-        if self._original is not None:
+    def _note(self, raw: memoryview, text: bytes | memoryview, before: Progress | None) -> None:
+        if self._original is not None and before is not None:
             self._original.take(raw, None if self._error else text, before)
 
     def _decode(self, window: memoryview) -> bool:
@@ -454,9 +456,11 @@ class BodyCutter:
         pieces = self._base64.decode_whole(window)
         if pieces is None:
             return False
-        with self._spoiling():
+        try:
             for data in pieces:
                 self._hand_on(data)
+        except InvalidMedia as error:
+            self._spoil(error)
         self._note(window, window, before)
         return True
 
@@ -476,13 +480,14 @@ class BodyCutter:
             self._sink.write(data)
 
     def _end(self) -> None:
-        with self._spoiling():
-            try:
-                self._base64.finish()
-            except InvalidMedia as error:
-                raise self._malformed() from error
-        if self._original is not None:
-            self._original.finish(self._progress)
+        try:
+            self._base64.finish()
+        except InvalidMedia as error:
+            malformed = self._malformed()
+            malformed.__cause__ = error
+            self._spoil(malformed)
+        if self._original is not None and (progress := self._progress) is not None:
+            self._original.finish(progress)
         self._sink.end()
         index = len(self._media)
         marker = f"{self._marker}:{index}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from email.utils import formatdate
@@ -27,7 +28,9 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _HANG_UP: Final = "afferent.hang_up"
 _OWN_FIELDS: Final = frozenset((b"connection", b"keep-alive", b"transfer-encoding"))
 """The server writes these itself; an application ends the connection with ``connection: close``."""
-_BREAKS: Final = (b"\r", b"\n", b"\0")
+_BREAK: Final = re.compile(rb"[\r\n\0]")
+_FAR_NBYTES: Final = 2 * MAX_BUFFERED_NBYTES - 4096
+"""Two first reads, without a head."""
 _LARGE_NBYTES: Final = 16 << 10
 """From this size on, a separate write costs less than a copy."""
 
@@ -36,6 +39,7 @@ class ClientGone(OSError):
     """Raised by ``send`` when the connection has ended, as ASGI 2.4 requires."""
 
 
+@functools.lru_cache(maxsize=64)
 def status_line(status: int) -> bytes:
     """Return the first line of an answer."""
     try:
@@ -67,7 +71,7 @@ class Exchange:
     Invariants:
         - ``is_answered`` is set once, after the last byte of the answer was written.
         - The application gets each byte of the body once, and `Flow` pauses reading while
-          `MAX_BUFFERED_NBYTES` or more wait for it.
+          `MAX_BUFFERED_NBYTES` or more of one that is not complete wait for it.
         - After ``is_gone`` nothing is written.
     """
 
@@ -84,8 +88,8 @@ class Exchange:
         self._on_answered, self._hang_up = on_answered, hang_up
         self._pieces: list[bytes] = []
         self._waiting_nbytes = self._fed_nbytes = 0
-        self._changed = asyncio.Event()
-        self._is_body_taken = self._is_awaited = False
+        self._waiters: list[asyncio.Future[None]] = []
+        self._is_body_taken = False
         self._owes_continue = head.expects_continue
         self._start: tuple[int, Fields] | None = None
         self._is_chunked = self._has_no_body = False
@@ -97,7 +101,8 @@ class Exchange:
     def start(self, app: Application, scope: Scope) -> asyncio.Task[None]:
         """Run the application in a task."""
         scope["state"] = {_HANG_UP: self._hang_up}
-        self._task = asyncio.get_running_loop().create_task(self._run(app, scope))
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._run(app, scope))
         return self._task
 
     # Called by the connection
@@ -111,23 +116,28 @@ class Exchange:
             nbytes = sum(map(len, pieces))
             self._waiting_nbytes += nbytes
             self._fed_nbytes += nbytes
-            if self._waiting_nbytes >= MAX_BUFFERED_NBYTES:
+            if self._waiting_nbytes >= MAX_BUFFERED_NBYTES and not is_complete:
                 self._flow.pause_reading()
-        self._changed.set()
+        self._wake()
 
     @property
     def has_come_far(self) -> bool:
         """Whether so much of the body has come that longer reads are worth their memory, and the
         application waits for more of it.
         """
-        return self._is_awaited and self._fed_nbytes >= 2 * MAX_BUFFERED_NBYTES
+        return bool(self._waiters) and self._fed_nbytes >= _FAR_NBYTES
 
     def end(self) -> None:
         """Cancel the application if it has not answered: the connection is lost."""
         self.is_gone = True
-        self._changed.set()
+        self._wake()
         if self._task is not None and not self.is_answered:
             self._task.cancel()
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     # Called by the application
 
@@ -136,11 +146,13 @@ class Exchange:
             self._owes_continue = False
             self._transport.write(CONTINUE)
         while not self.is_gone and not (self._pieces or self._is_end_due):
-            self._changed.clear()
             self._flow.resume_reading()
-            self._is_awaited = True
-            await self._changed.wait()
-            self._is_awaited = False
+            waiter = self._loop.create_future()
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            finally:
+                self._waiters.remove(waiter)
         if self.is_gone:
             return {"type": "http.disconnect"}
         body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
@@ -182,7 +194,7 @@ class Exchange:
         lines, length, has_date = [status_line(status)], None, False
         for name, value in fields:
             name = bytes(name).lower()
-            if any(each in name or each in value for each in _BREAKS):
+            if _BREAK.search(name) or _BREAK.search(value):
                 raise RuntimeError("a field of the answer has a line break")
             if name == b"connection" and b"close" in bytes(value).lower():
                 self.keep_alive = False

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import NoReturn
 
 from afferent.errors import NotPermitted
+from afferent.types import own_pid
 
 
 class Owner:
@@ -16,13 +16,13 @@ class Owner:
     """
 
     def __init__(self, opening: str) -> None:
-        self._pid = os.getpid()
+        self._pid = own_pid()
         self._opening = opening
 
     @property
     def is_here(self) -> bool:
         """Whether this process is the owner, and not a forked child."""
-        return os.getpid() == self._pid
+        return own_pid() == self._pid
 
     def check(self) -> None:
         """Refuse a forked child.
