@@ -6,6 +6,7 @@ used first, as soon as running ones need their blocks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -20,6 +21,8 @@ MOST = 64
 """Most kept sequences: each new one is compared with all of its tenant."""
 LEAST_TOKENS = 16
 """Shorter beginnings are computed again: many unrelated prompts share so many tokens."""
+_FirstItem = tuple[float, bytes | None]
+"""Position and key of the first item; infinity without items."""
 
 
 class KeptSequences:
@@ -29,6 +32,7 @@ class KeptSequences:
         """Keep no sequence yet."""
         self._least_tokens = least_tokens
         self._kept: dict[str, Sequence] = {}
+        self._firsts: dict[str, _FirstItem] = {}
         self.num_blocks = 0
         """Blocks of the KV cache that they take."""
 
@@ -41,11 +45,12 @@ class KeptSequences:
         Args:
             sequence: All its tokens are in ``tokens``; it has its blocks still.
         """
-        contained = []
+        contained, first = [], _first_item(sequence)
         for kept in self._of_tenant(sequence):
             length = kept.num_computed
             is_beginning = (
                 length <= sequence.num_computed
+                and length <= _most_common(first, self._firsts[kept.id])
                 and _num_common(kept.tokens[:length], sequence.tokens) == length
                 and _until_items_differ(kept, sequence, length) == length
             )
@@ -53,7 +58,7 @@ class KeptSequences:
                 contained.append(kept)
         for kept in contained:
             self._remove(kept)
-        self._kept[sequence.id] = sequence
+        self._kept[sequence.id], self._firsts[sequence.id] = sequence, first
         self.num_blocks += sequence.num_blocks
         return contained
 
@@ -66,12 +71,13 @@ class KeptSequences:
         Args:
             splits_items: Whether the beginning may end inside an item.
         """
-        tokens, best = sequence.tokens, None
+        tokens, best, first = sequence.tokens, None, _first_item(sequence)
         most = len(tokens) - 1  # the last one is computed: the next token is chosen after it
         found = sorted(
             (
                 (_num_common(tokens[:most], kept.tokens[: kept.num_computed]), kept)
                 for kept in self._of_tenant(sequence)
+                if _most_common(first, self._firsts[kept.id]) >= self._least_tokens
             ),
             key=lambda each: each[0],
             reverse=True,
@@ -87,11 +93,11 @@ class KeptSequences:
                 length, best = num_tokens, kept
         if best is None:
             return None
-        self._remove(best)
         is_move = length == best.num_computed
-        if not is_move:
-            self._kept[best.id] = best  # the most recently used
-            self.num_blocks += best.num_blocks
+        if is_move:
+            self._remove(best)
+        else:
+            self._kept[best.id] = self._kept.pop(best.id)  # the most recently used
         return Reuse(sequence.id, best.id, length, is_move), best
 
     def remove(self, sequence_id: str) -> Sequence | None:
@@ -112,6 +118,7 @@ class KeptSequences:
         """Remove all sequences, and return them."""
         removed = list(self._kept.values())
         self._kept.clear()
+        self._firsts.clear()
         self.num_blocks = 0
         return removed
 
@@ -120,8 +127,19 @@ class KeptSequences:
         return (kept for kept in self._kept.values() if kept.share.tenant == tenant)
 
     def _remove(self, kept: Sequence) -> None:
-        del self._kept[kept.id]
+        del self._kept[kept.id], self._firsts[kept.id]
         self.num_blocks -= kept.num_blocks
+
+
+def _first_item(sequence: Sequence) -> _FirstItem:
+    if not sequence.index.num_seen:
+        return math.inf, None
+    return sequence.index.span(0)[0], sequence.index[0].key
+
+
+def _most_common(one: _FirstItem, other: _FirstItem) -> float:
+    """Return where two beginnings differ at the latest; it costs less than a comparison."""
+    return math.inf if one == other else min(one[0], other[0])
 
 
 def _num_common(one: Tokens, other: Tokens) -> int:
