@@ -23,6 +23,7 @@ from afferent.media.decode import png as png_format
 from afferent.media.decode.image import decode_image, read_image_header
 from afferent.media.decoded import Array, Pixels
 from tests.images import chunk, encoded, in_mode, photo
+from tests.media.variants import VARIANTS
 
 NUM_CASES, NUM_BROKEN, NUM_STORM = 300, 400, 20_000
 LIMITS = Limits()
@@ -31,16 +32,6 @@ COLOURS = {1: 0, 3: 2, 4: 6}
 BEHIND = 3
 
 pytestmark = pytest.mark.skipif(native.compiled is None, reason="there is no compiled part")
-VARIANTS = [
-    pytest.param(
-        name,
-        marks=pytest.mark.skipif(
-            native.compiled is None or name not in native.compiled.VARIANTS,
-            reason="there is no compiled part, or the processor lacks the variant",
-        ),
-    )
-    for name in ("avx512", "avx2", "portable")
-]
 
 
 def png_of(rows: bytes, width: int, height: int, channels: int, *, cuts: int = 1) -> bytes:

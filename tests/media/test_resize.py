@@ -20,6 +20,7 @@ from afferent.media.transforms.resize import Resampling
 from afferent.media.transforms.weights import AS_IT_IS, Table
 from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from tests.media.folders import draw_pixels
+from tests.media.variants import VARIANTS
 
 NUM_CASES, NUM_STORM_CASES = 100, 5_000
 MODEL = BUILT_IN_MODELS / "shapes"
@@ -27,18 +28,6 @@ FILTERS = list(Image.Resampling)
 BICUBIC = Resampling(int(Image.Resampling.BICUBIC))
 
 needs_compiled = pytest.mark.skipif(native.compiled is None, reason="there is no compiled part")
-
-
-VARIANTS = [
-    pytest.param(
-        name,
-        marks=pytest.mark.skipif(
-            native.compiled is None or name not in native.compiled.VARIANTS,
-            reason="there is no compiled part, or the processor lacks the variant",
-        ),
-    )
-    for name in ("avx512", "avx2", "portable")
-]
 
 
 @pytest.fixture(params=[*VARIANTS, "libraries"])
