@@ -270,28 +270,12 @@ class Span(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     note: str = ""
 
 
-_pid = os.getpid()
-
-
-def own_pid() -> int:
-    """Return the id of this process without a system call, of which some machines take 5 us."""
-    return _pid
-
-
-def _renew_pid() -> None:
-    global _pid
-    _pid = os.getpid()
-
-
-os.register_at_fork(after_in_child=_renew_pid)
-
-
 def span_since(
     start_ns: int, process: str, stage: str, *, copied_nbytes: int = 0, note: str = ""
 ) -> Span:
     """Return the span of this process's stage, from ``start_ns`` (`time.monotonic_ns`) to now."""
     now = time.monotonic_ns()
-    return Span(process, own_pid(), stage, start_ns, now, copied_nbytes, note)
+    return Span(process, os.getpid(), stage, start_ns, now, copied_nbytes, note)
 
 
 class Failure(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
