@@ -20,7 +20,7 @@ from afferent.media.transforms.resize import Resampling
 from afferent.media.transforms.weights import AS_IT_IS, Table
 from afferent.operations.supervisor.checks import BUILT_IN_MODELS
 from tests.media.folders import draw_pixels
-from tests.media.variants import VARIANTS
+from tests.media.variants import VARIANTS, assert_ends_well
 
 NUM_CASES, NUM_STORM_CASES = 100, 5_000
 MODEL = BUILT_IN_MODELS / "shapes"
@@ -199,17 +199,11 @@ def test_resample_span_at_the_edge_of_a_register_gives_the_sums(variant: str, sp
 
 
 GUARDED = """
-import ctypes, mmap, sys
-import numpy as np
-from afferent.media import native
 from afferent.media.transforms import weights
 
-size = 4 * mmap.PAGESIZE
-memory = mmap.mmap(-1, size + mmap.PAGESIZE)
-begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(begin + size), mmap.PAGESIZE, 0) == 0
+memory = before_a_guarded_page()
 for columns in range(1, 200):
-    whole = np.frombuffer(memory, np.uint8, size)[-6 * columns :]
+    whole = memory[-6 * columns :]
     for pixels in (
         whole.reshape(2, columns, 3),
         whole.reshape(3, 2, columns).transpose(1, 2, 0),
@@ -218,15 +212,12 @@ for columns in range(1, 200):
             out = np.zeros((3, 2, width), np.uint8)
             across = weights.table(columns, width, 3, "pillow")
             native.compiled.resample(pixels, across, weights.AS_IT_IS, out, sys.argv[1])
-print("done")
 """
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_resample_source_before_a_guarded_page_reads_nothing_behind(variant: str) -> None:
-    command = [sys.executable, "-c", GUARDED, variant]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    assert_ends_well(GUARDED, variant)
 
 
 @pytest.mark.parametrize("first", ["width", "height"])

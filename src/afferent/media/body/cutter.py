@@ -481,11 +481,9 @@ class BodyCutter:
 
     def _end(self) -> None:
         try:
-            self._base64.finish()
+            self._finish_base64()
         except InvalidMedia as error:
-            malformed = self._malformed()
-            malformed.__cause__ = error
-            self._spoil(malformed)
+            self._spoil(error)
         if self._original is not None and (progress := self._progress) is not None:
             self._original.finish(progress)
         self._sink.end()
@@ -495,6 +493,12 @@ class BodyCutter:
             CutMedia(index, marker, self._head, self._nbytes, self._error, self._original)
         )
         self._json.append_marker(marker.encode())
+
+    def _finish_base64(self) -> None:
+        try:
+            self._base64.finish()
+        except InvalidMedia as error:
+            raise self._malformed() from error
 
     def _malformed(self) -> InvalidMedia:
         return InvalidMedia(f"the base64 of item {len(self._media) + 1} is malformed")

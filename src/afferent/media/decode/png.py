@@ -5,6 +5,7 @@ part undoes their filters.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Final
 from zlib import crc32
 
@@ -75,11 +76,19 @@ def _compressed(data: memoryview) -> bytearray | None:
             return None
         seen.add(kind)
     compressed = bytearray()
-    while bytes(data[end + 4 : end + 8]) == b"IDAT":
-        (length,) = struct.unpack_from(">I", data, end)
-        compressed += data[end + 8 : end + 8 + length]
-        end += length + 12
+    for start, length in _chunks_of_pixels(data, end):
+        compressed += data[start : start + length]
     return compressed
+
+
+def _chunks_of_pixels(data: memoryview, at: int) -> Iterator[tuple[int, int]]:
+    """Yield ``(start of its data, length)`` of each chunk of pixels, of which the first is at
+    ``at``.
+    """
+    while bytes(data[at + 4 : at + 8]) == b"IDAT":
+        (length,) = struct.unpack_from(">I", data, at)
+        yield at + 8, length
+        at += length + 12
 
 
 def without_metadata(data: memoryview) -> bytes | memoryview:
@@ -93,9 +102,8 @@ def without_metadata(data: memoryview) -> bytes | memoryview:
         end = pixels_start = start + length + 4
         if kind not in _METADATA:
             kept.append(data[start - 8 : end])
-    while bytes(data[end + 4 : end + 8]) == b"IDAT":
-        (length,) = struct.unpack_from(">I", data, end)
-        end += length + 12
+    for start, length in _chunks_of_pixels(data, end):
+        end = start + length + 4
     kept.append(data[pixels_start:end])
     if end < len(data):
         kept.append(_LAST_CHUNK)
