@@ -34,7 +34,8 @@ WIDTH = 64
 WEIGHTS = keys.frame(b"a stand-in's weights")
 ENCODER = Encoder(WEIGHTS, WIDTH * 8)
 COMMIT = '{"type": "input_audio_buffer.commit", "final": true}'
-_REFERENCE = re.compile(r'"(afferent:[^"]+)"')
+_REFERENCE = re.compile(r"[\"\n](afferent:[\w=-]+)[\"\r]")
+"""Reference in JSON, or as a file in a form."""
 
 
 @dataclass(slots=True)
@@ -150,7 +151,8 @@ class StandIn:
             return web.json_response({"error": {"message": "broken"}}, status=500)
         if request.path == "/tokenize" and b"afferent:" in heard.body and b"repeat" in heard.body:
             return web.Response(status=400, body=b"wrong: " + heard.body[:150] + b"...[truncated]")
-        if "json" not in request.headers.get("content-type", ""):
+        has_json = "json" in request.headers.get("content-type", "")
+        if not has_json and b"afferent:" not in heard.body:
             return web.json_response({"nbytes": len(heard.body)})
         if self.before_reading is not None:
             await self.before_reading()
@@ -160,7 +162,7 @@ class StandIn:
         if self.tells_gate:
             raw = [each.of for each in heard.references if isinstance(each, RawReference)]
             self.arena().leave(raw)
-        if not json.loads(heard.body).get("stream"):
+        if not has_json or not json.loads(heard.body).get("stream"):
             await asyncio.to_thread(self.may_end.wait, 60)
             if request.path.endswith("/rerank"):  # as vLLM does: with the documents
                 documents = json.loads(heard.body)["documents"]

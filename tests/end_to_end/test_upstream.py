@@ -483,7 +483,7 @@ def test_a_body_in_another_encoding_is_refused(front: Front, encoding: str, pict
 
 def test_other_bodies_methods_and_answers_pass(front: Front) -> None:
     files = {"file": ("a.wav", bytes(700_000), "audio/wav")}
-    answer = plain_http.post(f"{front.server.url}/v1/audio/transcriptions", files=files, timeout=60)
+    answer = plain_http.post(f"{front.server.url}/v1/other", files=files, timeout=60)
     assert answer.json()["nbytes"] > 700_000
     tea = plain_http.request("DELETE", f"{front.server.url}/tea", timeout=60)
     assert (tea.status_code, tea.content) == (418, b"\x00teapot")
@@ -651,6 +651,111 @@ def test_what_the_engine_is_to_process_itself(
         assert ("bytes" in answer.json()["said"][0]) == (what == "images and videos")
         answer = other.post("/v1/chat/completions", chat(video(media_files.make_video())))
         assert "bytes" in answer.json()["said"][0]
+
+
+# Forms with audio
+
+
+def form_of(file: bytes, key: str = "file", *more: tuple[str, str]) -> tuple[bytes, str]:
+    """Return a form with two fields around a file, and its content type."""
+    form = httpx.Request(
+        *("POST", "http://x"),
+        files=[
+            ("model", (None, "m")),
+            *((name, (None, value)) for name, value in more),
+            (key, ("é.wav", file, "audio/wav")),
+            ("timestamp_granularities[]", (None, "word")),
+            ("timestamp_granularities[]", (None, "segment")),
+        ],
+    )
+    return form.read(), form.headers["content-type"]
+
+
+def transcribe(
+    front: Front, form: tuple[bytes, str], path: str = "/v1/audio/transcriptions"
+) -> httpx.Response:
+    body, media_type = form
+    headers = {"content-type": media_type}
+    return plain_http.post(f"{front.server.url}{path}", content=body, headers=headers, timeout=60)
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/audio/translations"])
+@pytest.mark.parametrize("nbytes", [10, 700_000, 3_000_001])
+def test_audio_in_a_form_reaches_the_engine_by_reference(
+    front: Front, rng: np.random.Generator, path: str, nbytes: int
+) -> None:
+    """Small files come on the heap, others in the arena; all other parts are as they were sent."""
+    file = b"\r\n--" + rng.bytes(nbytes - 4)
+    form, media_type = form_of(file)
+    assert transcribe(front, (form, media_type), path).json() == {"said": [{"bytes": nbytes}]}
+    (heard,) = front.engine.heard
+    (reference,) = heard.references
+    assert isinstance(reference, RawReference)
+    assert reference.modality is Modality.AUDIO
+    url = re.search(rb"afferent:[\w=-]+", heard.body)
+    assert url is not None
+    head, _, tail = form.partition(file)
+    names = re.compile(rb"(?m)^[A-Za-z-]+:")
+
+    def lower(text: bytes) -> bytes:
+        return names.sub(lambda name: name[0].lower(), text)
+
+    assert heard.body == lower(head) + url[0] + lower(tail)
+    assert heard.headers["content-type"] == media_type
+    wait_until(lambda: front.pinned_nbytes() == 0)
+
+
+def test_audio_in_a_form_leaves_the_gate_before_its_answer(one_by_one: Front) -> None:
+    one_by_one.engine.may_end.clear()
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            asked = [
+                threads.submit(transcribe, one_by_one, form_of(bytes(1000 + at))) for at in range(2)
+            ]
+            try:
+                wait_until(lambda: len(one_by_one.engine.heard) == 2)
+                wait_until(lambda: permits(one_by_one) == {})
+            finally:
+                one_by_one.engine.may_end.set()
+            assert [each.result().status_code for each in asked] == [200, 200]
+    finally:
+        one_by_one.engine.heard.clear()
+
+
+def shortened(num_left_out: int) -> tuple[bytes, str]:
+    form, media_type = form_of(bytes(3000))
+    return form[:-num_left_out], media_type
+
+
+WRONG_FORMS = {
+    "empty file": (form_of(b""), 400, "the audio file is empty"),
+    "cut": (shortened(2000), 400, "the form is incomplete"),
+    "without its end": (shortened(6), 400, "the form is incomplete"),
+    "long field": (form_of(b"x", "file", ("prompt", "a" * 70_000)), 413, "beside its file"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_FORMS)
+def test_wrong_forms_with_audio_are_refused_here(front: Front, name: str) -> None:
+    form, status, said = WRONG_FORMS[name]
+    answer = transcribe(front, form)
+    assert (answer.status_code, front.engine.heard) == (status, []), answer.text
+    assert said in answer.json()["error"]["message"]
+    wait_until(lambda: front.pinned_nbytes() == 0)
+
+
+def test_audio_in_a_form_has_a_limit(strict: Front) -> None:
+    assert transcribe(strict, form_of(bytes(40_000))).json() == {"said": [{"bytes": 40_000}]}
+    answer = transcribe(strict, form_of(bytes(40_001)))
+    assert (answer.status_code, len(strict.engine.heard)) == (400, 1), answer.text
+    assert "--max-audio-nbytes" in answer.json()["error"]["message"]
+    wait_until(lambda: strict.pinned_nbytes() == 0)
+
+
+def test_form_without_a_file_is_the_engines_to_refuse(front: Front) -> None:
+    assert "nbytes" in transcribe(front, form_of(b"abc", "other")).json()
+    (heard,) = front.engine.heard
+    assert b"\r\n\r\nabc\r\n" in heard.body
 
 
 # Files of other formats

@@ -12,7 +12,14 @@ import pytest
 
 import afferent.engines.vllm
 from afferent.engines.vllm.plugin import probe
-from afferent.engines.vllm.plugin.hooks import HOOKS, OF_ARRIVALS, OF_NAMES, SUPPORTED, Hook
+from afferent.engines.vllm.plugin.hooks import (
+    HOOKS,
+    OF_ARRIVALS,
+    OF_NAMES,
+    OF_SPEECH,
+    SUPPORTED,
+    Hook,
+)
 from afferent.engines.vllm.plugin.sources import Sources
 from afferent.errors import ConfigError
 
@@ -82,8 +89,8 @@ def in_wheel(path: Path, modules: dict[str, str]) -> Path:
 
 
 def test_each_import_of_the_plugin_is_in_the_table() -> None:
-    known = {f"{hook.module}.{hook.name}" for hook in (*HOOKS, *OF_NAMES, *OF_ARRIVALS)}
-    known |= {hook.module for hook in (*HOOKS, *OF_NAMES, *OF_ARRIVALS)}
+    hooks = (*HOOKS, *OF_NAMES, *OF_ARRIVALS, *OF_SPEECH)
+    known = {f"{hook.module}.{hook.name}" for hook in hooks} | {hook.module for hook in hooks}
     (folder,) = afferent.engines.vllm.__path__
     imported = set()
     for path in Path(folder).rglob("*.py"):
@@ -167,6 +174,7 @@ def test_report_names_what_has_changed(tmp_path: Path, monkeypatch: pytest.Monke
     )
     monkeypatch.setattr(probe, "OF_NAMES", [Hook("vllm.parts", "Derived.LIMIT")])
     monkeypatch.setattr(probe, "OF_ARRIVALS", [])
+    monkeypatch.setattr(probe, "OF_SPEECH", [])
     text = "\n".join(probe.report(new, old))
     assert "moved             vllm.parts.far\n    before: vllm.other\n" in text
     assert "other code        vllm.parts.Base.run\n" in text
@@ -184,6 +192,9 @@ def test_report_names_what_has_changed(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(probe, "OF_ARRIVALS", [Hook("vllm.parts", "Base.arrive")])
     assert list(probe.report(new))[-1] == "requests with new items would often begin a step later"
     monkeypatch.setattr(probe, "OF_ARRIVALS", [])
+    monkeypatch.setattr(probe, "OF_SPEECH", [Hook("vllm.parts", "Base.hear")])
+    assert list(probe.report(new))[-1] == "models that transcribe would not start"
+    monkeypatch.setattr(probe, "OF_SPEECH", [])
     monkeypatch.setattr(probe, "HOOKS", [Hook("vllm.parts", "Fields", ("colour",))])
     assert list(probe.report(new)) == [
         "missing           vllm.parts.Fields",

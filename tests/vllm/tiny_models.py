@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +17,21 @@ from transformers import (
     Qwen3ASRConfig,
     Qwen3ASRFeatureExtractor,
     Qwen3ASRForConditionalGeneration,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
 )
 
 from tests import models
 from tests.engine import families
 from tests.vllm.servers import python
 
+LANGUAGES = re.findall(
+    "..",
+    "afarhyazbebsbgcazhhrcsdanlenetfifrgldeelhehihuisiditjaknkkkolvlt"
+    "mkmsmrminenofaplptrorusrskslesswsvtltathtrukurvicy",
+)
+"""Languages whose tokens vLLM looks up in a Whisper's tokenizer."""
 _HEAD_DIM = 32  # the smallest that vLLM's kernels for the CPU support
 
 
@@ -180,6 +190,40 @@ def make_qwen3_asr(folder: Path) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
     Qwen3ASRFeatureExtractor(feature_size=16).save_pretrained(folder)
     families.write(folder, processor_class="Qwen3ASRProcessor")
+
+
+def make_whisper(folder: Path) -> None:
+    """Make a Whisper for clips of 2 s, with the tokens that vLLM writes in its prompts."""
+    languages = [f"<|{each}|>" for each in LANGUAGES]
+    tasks = ["<|startoftranscript|>", "<|transcribe|>", "<|translate|>", "<|prev|>"]
+    times = ["<|notimestamps|>", *(f"<|{at / 50:.2f}|>" for at in range(101))]
+    special = [*languages, *tasks, *times]
+    tokenizer = families.make_tokenizer(**{f"token_{at}": each for at, each in enumerate(special)})
+    torch.manual_seed(0)
+    start = tokenizer.convert_tokens_to_ids("<|startoftranscript|>")
+    config = WhisperConfig(
+        vocab_size=len(tokenizer),
+        num_mel_bins=16,
+        d_model=2 * _HEAD_DIM,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_source_positions=100,
+        max_target_positions=256,
+        init_std=0.3,
+        decoder_start_token_id=start,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        suppress_tokens=[],
+        begin_suppress_tokens=[],
+    )
+    families.save(folder, WhisperForConditionalGeneration(config), tokenizer, "")
+    WhisperFeatureExtractor(feature_size=16, chunk_length=2).save_pretrained(folder)
+    families.write(folder, processor_class="WhisperProcessor")
 
 
 def _set_frame_size(folder: Path) -> None:

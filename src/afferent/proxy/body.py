@@ -16,6 +16,7 @@ from afferent.config import Limits, RequestLimits
 from afferent.errors import BodyTooLarge, BodyTooSlow, MediaTooLarge
 from afferent.items.early import EarlyBody
 from afferent.media.body.cutter import BodyCutter, MediaKeys
+from afferent.media.body.form import FormCutter, FormType
 from afferent.media.body.json_keys import check_keys
 from afferent.media.body.json_text import check_encoding
 from afferent.media.body.pace import Pace
@@ -60,10 +61,13 @@ class BodyReader:
         paths: Collection[tuple[str | None, ...]] | None = None,
         knows: Callable[[bytes], Awaitable[bool]] | None = None,
         early: EarlyBody | None = None,
+        form: FormType | None = None,
     ) -> None:
         """Create it.
 
         Args:
+            form: Description of a body that is a form and no JSON; ``media_keys`` and the arguments
+                on JSON have no effect then.
             early: Begins the features of the body's images while the rest of it arrives.
             knows: Returns whether there are features of media with this digest. In a body that is
                 longer than the limit, such media are not kept, and do not count.
@@ -76,15 +80,19 @@ class BodyReader:
         self._is_uploading = False
         self._buffer = RawBuffer(store, request_id)
         self._sink = _Sink(self._buffer, limits)
-        max_media = sum(limits.of(kind).max_items for kind in FILE_KINDS)
-        self._cutter = BodyCutter(
-            *(self._sink, media_keys),
-            max_json_nbytes=limits.max_json_nbytes if paths is None else limits.max_body_nbytes,
-            max_media=max_media,
-            max_parts=limits.max_parts,
-            is_parsed=paths is None,
-            paths=paths,
-        )
+        self._is_form = form is not None
+        self._cutter: BodyCutter | FormCutter
+        if form is not None:
+            self._cutter = FormCutter(self._sink, form)
+        else:
+            self._cutter = BodyCutter(
+                *(self._sink, media_keys),
+                max_json_nbytes=limits.max_json_nbytes if paths is None else limits.max_body_nbytes,
+                max_media=sum(limits.of(kind).max_items for kind in FILE_KINDS),
+                max_parts=limits.max_parts,
+                is_parsed=paths is None,
+                paths=paths,
+            )
         self._num_read = self._num_cut = 0
         self._reserved: tuple[float, int] | None = None
         """When the body's space was reserved: the seconds left for it, and the bytes read."""
@@ -126,7 +134,7 @@ class BodyReader:
             BodyTooSlow: The client stopped sending, or is too slow for the timeout.
             InvalidMedia: An item's base64 is malformed.
             InvalidRequest: The JSON breaks off in an item, an object has a key twice, or it is
-                not UTF-8.
+                not UTF-8; or the form is malformed.
             StoreFull: There is no space for the media now.
             DeadlineExceeded: The space was not available in time.
         """
@@ -156,9 +164,10 @@ class BodyReader:
             if follow is not None:
                 await follow(chunk)
         cut = self._cutter.finish()
-        check_encoding(cut.json)
-        for _ in check_keys(cut.json):
-            await pace.rest()
+        if not self._is_form:
+            check_encoding(cut.json)
+            for _ in check_keys(cut.json):
+                await pace.rest()
         media = self._buffer.finish(self._sink.parts, origin="data")
         media = [
             self._left_out.get(index) or self._with_digest(raw, self._digests.get(index))

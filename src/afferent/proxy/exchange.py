@@ -107,7 +107,7 @@ class Passage:
         if not self._upstream.is_ready:
             raise EngineUnavailable("the engine is not ready; try again")
         passed = partial(self._passed, request, own)
-        if has_json:
+        if has_json or self._bodies.has_file(request, path):
             async with self._bodies.ready(request, path, own, passed) as body:
                 await self._exchange(passed, body, own, client)
         elif has_body(request):

@@ -19,6 +19,8 @@ from afferent.engines.upstream import BegunRequest, RepeatableBody, Upstream, Up
 from afferent.errors import AfferentError, BodyTooLarge
 from afferent.files.file_store import FileStore
 from afferent.items.file_ids import look_up
+from afferent.items.request import MediaPart
+from afferent.media.body.form import FormType
 from afferent.media.body.raw import RawMedia
 from afferent.media.body.received import ReceivedBody
 from afferent.proxy import counting, media_locations
@@ -32,9 +34,12 @@ from afferent.proxy.request_scope import RequestScope
 from afferent.proxy.shown_documents import documents_in, show
 from afferent.proxy.tenancy import SALTED, Tenancy, plain_path
 from afferent.store.client.async_store import AsyncDaemonStore
+from afferent.types import Modality
 
 _WITH_JSON: Final = media_locations.TABLE.keys() | SALTED
 """Endpoints whose bodies are read as JSON with any media type, if any server may be behind."""
+AUDIO_FORMS: Final = {"/v1/audio/transcriptions": "file", "/v1/audio/translations": "file"}
+"""Endpoints that take an audio file in a form, and the name of its field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +128,20 @@ class BodyStage:
         kind = request.headers.get("content-type", "").partition(";")[0]
         return "json" in kind.lower() or not kind.strip()
 
+    def has_file(self, request: Request, path: str) -> bool:
+        """Whether a body is a form whose file goes to the upstream by its media handle."""
+        return self._form_of(request, path) is not None
+
+    def _form_of(self, request: Request, path: str) -> FormType | None:
+        if self._inline is not None or request.method != "POST" or path not in AUDIO_FORMS:
+            return None
+        return FormType.of(request.headers.get("content-type", ""), AUDIO_FORMS[path])
+
     @asynccontextmanager
     async def ready(
         self, request: Request, path: str, own: RequestScope, passed: Callable[[], UpstreamRequest]
     ) -> AsyncIterator[PassedBody]:
-        """Yield the body of a request with JSON; unchanged without media.
+        """Yield the body of a request with JSON or a file; unchanged without media.
 
         Its objects are pinned under the request. The end of the context closes the connection of a
         body that was sent while it arrived.
@@ -172,7 +186,8 @@ class BodyStage:
         place, trace = self._place_of(path), own.trace
         trace.media = "unknown"
         start_ns = time.monotonic_ns()
-        reader = self._reader_of(own, place)
+        form = self._form_of(request, path)
+        reader = self._reader_of(own, place, form)
         follow = None if stream is None else partial(stream.follow, reader)
         received = await reader.read(request, follow)
         if stream is not None:
@@ -181,6 +196,8 @@ class BodyStage:
         note = f"{received.nbytes} bytes"
         trace.stage(start_ns, "read_body", copied_nbytes=copied, note=note)
         trace.media, trace.where = "none", "preprocess"
+        if form is not None:
+            return await self._refer_file(own, received, reader)
         parsed = await self._parsed(received, path, place, own)
         if not parsed.document.places:
             reader.let_others_come()
@@ -189,7 +206,7 @@ class BodyStage:
             return await self._refer(parsed, reader)
         return await self._write_in(self._inline, parsed, reader, stream)
 
-    def _reader_of(self, own: RequestScope, place: str) -> BodyReader:
+    def _reader_of(self, own: RequestScope, place: str, form: FormType | None) -> BodyReader:
         makes_features, tenant = self._inline is None, own.share.tenant
         return BodyReader(
             *(self._store, self._gate, own.id),
@@ -197,7 +214,8 @@ class BodyStage:
             tenant=tenant,
             paths=media_locations.paths_at(place),
             knows=partial(self._references.knows, own.id, tenant) if makes_features else None,
-            early=self._references.early(own.share) if makes_features else None,
+            early=self._references.early(own.share) if makes_features and form is None else None,
+            form=form,
         )
 
     async def _parsed(
@@ -239,6 +257,22 @@ class BodyStage:
             *(referenced, urls, referenced.placement),
             is_repeated=parsed.path in media_locations.REPEATING,
         )
+
+    async def _refer_file(
+        self, own: RequestScope, received: ReceivedBody, reader: BodyReader
+    ) -> PassedBody:
+        """Put a media handle in the place of a form's file; a form without one stays as it is."""
+        if not received.media:
+            reader.let_others_come()
+            return PassedBody(received.json)
+        ((marker, raw),) = received.media.items()
+        own.trace.media = Modality.AUDIO
+        referenced = await self._references.refer_file(own, MediaPart(Modality.AUDIO, raw))
+        reader.let_others_come()
+        urls = [self._upstream.sign(each) for each in referenced.references]
+        (url,) = urls
+        content = received.json.replace(marker.encode(), url.encode())
+        return PassedBody(content, referenced, urls, referenced.placement)
 
     async def _write_in(
         self, inline: InlineStage, parsed: _Parsed, reader: BodyReader, stream: BodyStream | None

@@ -24,8 +24,8 @@ from afferent.errors import (
     StoreUnavailable,
 )
 from afferent.items.early import EarlyBody
-from afferent.items.item import File, ReceivedItem, RequestItems
-from afferent.items.request import ItemRequest
+from afferent.items.item import ReceivedItem, RequestItems
+from afferent.items.request import ItemRequest, MediaPart
 from afferent.items.stage import ItemStage
 from afferent.keys import frame
 from afferent.media.body.raw import RawMedia
@@ -146,10 +146,18 @@ class ReferenceStage:
         if max_pixels == 0 and all(map(self._makes, found.distinct)):
             found = await self._items.plan(own.id, found, trace)
             return await self._features(request, found, document, trace)
-        self._tell(found.distinct)
-        files = await self._items.keep_bytes(own.id, found, trace)
-        await self._items.enter_forwarded(own.id, found, trace)
-        return self._raw(request, found, document, files)
+        return await self._forward(request, found, trace, document.named_options)
+
+    async def refer_file(self, own: RequestScope, part: MediaPart) -> Referenced:
+        """Return the media handle of a file that the engine processes itself; it stays pinned.
+
+        Raises:
+            InvalidMedia: It is empty or too large.
+            Unavailable: Try again.
+        """
+        request = ItemRequest(own.id, (part,), own.share)
+        found = await self._items.read_bytes(request, own.trace)
+        return await self._forward(request, found, own.trace)
 
     def early(self, share: Share) -> EarlyBody | None:
         """Return what begins a body's images while the rest of it arrives, if features are made."""
@@ -294,13 +302,21 @@ class ReferenceStage:
             self._store.release_early(request.request_id, list(pinned.values()))
         return Referenced(references, keys, None, pinned)
 
-    def _raw(
+    async def _forward(
         self,
         request: ItemRequest,
         found: RequestItems,
-        document: Document,
-        files: Sequence[File],
+        trace: Trace,
+        named_options: Sequence[bytes] = (),
     ) -> Referenced:
+        """Return media handles of bytes, once the gate has admitted what the engine makes of them.
+
+        Args:
+            named_options: Options of the upstream that are a part of the items' names.
+        """
+        self._tell(found.distinct)
+        files = await self._items.keep_bytes(request.request_id, found, trace)
+        await self._items.enter_forwarded(request.request_id, found, trace)
         expires_s = time.time() + self._valid_s
         references: list[RawReference] = []
         for part, item, (handle, where) in zip(request.media, found.in_order, files, strict=True):
@@ -319,7 +335,7 @@ class ReferenceStage:
         keys = [item.key for item in found.in_order]
         # The upstream processes these bytes itself; its caches keep the results apart from ours.
         # By the name alone, vLLM would give a video the frames that other options have made of it.
-        names = [frame(_RAW_NAME_TAG, key, *document.named_options).hex() for key in keys]
+        names = [frame(_RAW_NAME_TAG, key, *named_options).hex() for key in keys]
         return Referenced(references, keys, names)
 
     def _of(self, request: ItemRequest, index: int) -> Of:

@@ -1,7 +1,7 @@
 """Parts of vLLM that the plugin uses: the one table of them, for each supported version.
 
-The versions that the plugin supports have the same parts, so there is one table. `OF_NAMES` and
-`OF_ARRIVALS` are optional. This module imports nothing of vLLM.
+The versions that the plugin supports have the same parts, so there is one table. `OF_NAMES`,
+`OF_ARRIVALS` and `OF_SPEECH` are optional. This module imports nothing of vLLM.
 """
 
 from __future__ import annotations
@@ -100,3 +100,11 @@ OF_ARRIVALS: Final[Sequence[Hook]] = (
     Hook("vllm.v1.core.sched.interface", "SchedulerInterface.get_ec_connector"),
 )
 """Without them, requests with new items often begin a step later."""
+OF_SPEECH: Final[Sequence[Hook]] = (
+    Hook(
+        "vllm.entrypoints.speech_to_text.base.serving",
+        "SpeechToTextBaseServing._preprocess_speech_to_text",
+        ("request", "audio_data", "request_id"),
+    ),
+)
+"""Without them, a vLLM whose model transcribes does not start."""

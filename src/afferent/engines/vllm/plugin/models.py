@@ -22,6 +22,7 @@ from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.multimodal.utils import group_and_batch_mm_items
 
 from afferent.engines import quarantine
+from afferent.engines.vllm.plugin import speech
 from afferent.engines.vllm.plugin.arena import Gone, arena
 from afferent.engines.vllm.plugin.counting import ITEMS, push_counts
 from afferent.engines.vllm.plugin.embeddings import KeptEmbeddings
@@ -82,6 +83,8 @@ def subclass(stock: Any) -> Any:
         "embed_multimodal": embed_multimodal,
         "_processor_factory": factories(stock._processor_factory),
     }
+    if hasattr(stock, "get_speech_to_text_config"):
+        members["get_speech_to_text_config"] = speech.config_of(stock)
     return type(stock.__name__, (stock,), members)
 
 

@@ -21,7 +21,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from afferent.engines.vllm.plugin.hooks import HOOKS, OF_ARRIVALS, OF_NAMES, SUPPORTED, Hook
+from afferent.engines.vllm.plugin.hooks import (
+    HOOKS,
+    OF_ARRIVALS,
+    OF_NAMES,
+    OF_SPEECH,
+    SUPPORTED,
+    Hook,
+)
 from afferent.engines.vllm.plugin.sources import Part, Sources
 from afferent.errors import ConfigError
 
@@ -101,7 +108,7 @@ def is_supported(version: str) -> bool:
 def report(new: Sources, old: Sources | None = None) -> Iterator[str]:
     """Yield the lines of a report about the parts of a vLLM, compared with an older one."""
     states: Counter[str] = Counter()
-    for hook in (*HOOKS, *OF_NAMES, *OF_ARRIVALS):
+    for hook in (*HOOKS, *OF_NAMES, *OF_ARRIVALS, *OF_SPEECH):
         part = new.find(hook)
         if part is None or _unknown(hook, part):
             state, lines = "missing", [f"needed: {', '.join(hook.arguments)}"]
@@ -127,6 +134,8 @@ def _verdict(new: Sources, *, is_same: bool) -> str:
         return "the names of items would contain their block, as this vLLM lacks what others need"
     if missing(OF_ARRIVALS, new.find):
         return "requests with new items would often begin a step later"
+    if missing(OF_SPEECH, new.find):
+        return "models that transcribe would not start"
     if is_same:
         return "this vLLM has all parts that Afferent needs"
     return (
