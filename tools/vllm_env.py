@@ -21,8 +21,10 @@ FOLDER: Final = ROOT / ".venv-vllm"
 VERSION: Final = "0.32"
 TORCH: Final = "torch==2.13.0"
 
-EXTRAS: Final = ("num2words", "ray[data]>=2.50")
-"""Packages beside vLLM: what SmolVLM's processor needs there, and Ray, whose stages use vLLM."""
+EXTRAS: Final = ("num2words", "ray[data]>=2.50", "timm")
+"""Packages beside vLLM: what SmolVLM and Gemma 3n need there, and Ray, whose stages use
+vLLM.
+"""
 CHANGED: Final = "changed-by-afferent.json"
 """File of an environment: packages that installing Afferent changed, with both versions."""
 _NAME: Final = "afferent-mm"

@@ -17,9 +17,8 @@ from transformers import AutoImageProcessor
 
 from afferent import FeaturePlan, Features, Modality
 from afferent.errors import InvalidMedia, UnsupportedModel
-from afferent.media.families.family import processor_settings
 from afferent.media.families.registry import describe
-from afferent.media.transforms.normalize import Normalization
+from afferent.media.transforms.normalize import NO_MEAN, NO_STD, Normalization
 from tests.images import encoded, in_mode, oriented, photo
 from tests.media.folders import make_idefics3
 from tests.media.golden_features import FAMILIES
@@ -153,8 +152,7 @@ def test_plan_needs_only_the_header(folder: Path) -> None:
 
 
 def test_model_inputs_of_both_forms_are_equal_with_torchvisions_arithmetic(folder: Path) -> None:
-    """With Pillow's, and without a normalization, they differ in the last bits only."""
-    is_normalized = processor_settings(folder).get("do_normalize") is not False
+    """With Pillow's they differ in the last bits only."""
     for backend in ("torchvision", "pil"):
         with Features(folder, backend=backend) as features:
             data = random_files(1)[0]
@@ -162,7 +160,7 @@ def test_model_inputs_of_both_forms_are_equal_with_torchvisions_arithmetic(folde
             exact = features.model_inputs(features.make(data, form="hf"))
             assert set(ready) == set(exact)
             for name, tensor in exact.items():
-                if backend == "torchvision" and is_normalized:
+                if backend == "torchvision":
                     assert torch.equal(ready[name], tensor), name
                 torch.testing.assert_close(ready[name], tensor, rtol=1e-5, atol=1e-5)
 
@@ -177,8 +175,11 @@ def test_arithmetic_of_torchvision_is_reproduced_without_it(factor: float) -> No
     scaled = [torch.tensor(each) * (1.0 / factor) for each in (mean, std)]
     fused = tensor.to(torch.float32).sub(scaled[0].view(-1, 1, 1)).div_(scaled[1].view(-1, 1, 1))
     assert normalization.floats(values, "fused").tobytes() == fused.numpy().tobytes()
-    rescaled = normalization.floats(values, "rescaled")
-    assert rescaled.tobytes() == (tensor * factor).numpy().tobytes()
+    assert normalization.apply(tensor).numpy().tobytes() == fused.numpy().tobytes()
+    product = (tensor * factor).numpy().tobytes()
+    assert normalization.floats(values, "rescaled").tobytes() == product
+    plain = Normalization(rescale_factor=factor, mean=NO_MEAN, std=NO_STD)
+    assert plain.apply(tensor).numpy().tobytes() == product
 
 
 def test_model_whose_processor_makes_bfloat16_has_no_float_form(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import io
@@ -32,6 +33,8 @@ from afferent.store.client.daemon_store import DaemonStore
 from afferent.store.daemon.launch import DAEMON
 from afferent.types import ObjectKind
 from tests.server import Server, data_url, wait_until
+from tests.vllm.asking import ask_all
+from tests.vllm.questions import questions as make_questions
 from tests.vllm.servers import SHAPES, TOOLS, Stock, is_ready, supervised
 from tests.vllm.test_lifecycle import vllm_processes
 
@@ -40,6 +43,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 INSERTED = Path(__file__).parent / "inserted"
 PICTURES = [draw_image(np.random.default_rng(number)) for number in range(12)]
 _NEXT = iter(range(len(PICTURES)))
+BLOCK = 128
+"""Tokens of a block of the prefix cache, on a CPU."""
 TEXT = "What is in the picture? " * 40
 """The prompt has more than one block of the prefix cache."""
 
@@ -59,8 +64,10 @@ def with_embeddings() -> dict[str, Any]:
     return {**body(), "messages": [message]}
 
 
-def asked(url: str, asked_body: dict[str, Any]) -> httpx.Response:
-    return httpx.post(f"{url}/v1/chat/completions", json=asked_body, timeout=300)
+def asked(
+    url: str, asked_body: dict[str, Any], path: str = "/v1/chat/completions"
+) -> httpx.Response:
+    return httpx.post(f"{url}{path}", json=asked_body, timeout=300)
 
 
 def said(answer: httpx.Response) -> Any:
@@ -246,11 +253,11 @@ def test_item_that_ends_engine_is_refused_afterwards(held: Held, stock: str) -> 
     assert held.engine() == engine
 
 
-def _sharing(folder: Path) -> tuple[str, ...]:
+def _sharing(folder: Path, role: str = "kv_both") -> tuple[str, ...]:
     """Return the arguments of a vLLM that shares its KV blocks through a folder."""
     config = {
         "kv_connector": "ExampleConnector",
-        "kv_role": "kv_both",
+        "kv_role": role,
         "kv_connector_extra_config": {"shared_storage_path": str(folder)},
     }
     return (*TOOLS, "--kv-transfer-config", json.dumps(config))
@@ -295,6 +302,32 @@ def test_kv_connector_finds_at_one_server_what_another_has_computed(
     assert external_hits(other) == 0
     assert said(asked(other, asked_body)) == expected
     assert external_hits(other) > 0
+
+
+def test_prefill_on_one_server_and_decode_on_another(tmp_path: Path, stock: str) -> None:
+    """As routers do it: the first server computes one token, and the second one the answer."""
+    questions = [each for each in make_questions(24, 7, "shapes") if each.aborts is None]
+    parameters = {"kv_transfer_params": {"do_remote_decode": True}}
+    with (
+        supervised(
+            *("--store-path", str(tmp_path / "1.sock")), vllm=_sharing(tmp_path, "kv_producer")
+        ) as prefill,
+        supervised(
+            *("--store-path", str(tmp_path / "2.sock")), vllm=_sharing(tmp_path, "kv_consumer")
+        ) as decode,
+    ):
+        expected = asyncio.run(ask_all(stock, questions))
+        for question, answer in zip(questions, expected, strict=True):
+            most = "max_output_tokens" if question.path == "/v1/responses" else "max_tokens"
+            first = {**question.body, most: 1, "stream": False}
+            first.pop("stream_options", None)
+            if question.path == "/v1/chat/completions":
+                first |= parameters
+            assert asked(prefill.url, first, question.path).status_code == 200
+            (found,) = asyncio.run(ask_all(decode.url, [question]))
+            assert found.said == answer.said, question.path
+        prompts = [number for each in expected if each.said for number in each.said.prompt_tokens]
+        assert external_hits(decode.url) == sum((n - 1) // BLOCK * BLOCK for n in prompts) > 0
 
 
 def test_kv_of_a_stock_vllm_is_found_under_its_own_hash(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from transformers import (
 
 from tests import models
 from tests.engine import families
-from tests.vllm.servers import python
+from tests.vllm.servers import python, run_inside
 
 LANGUAGES = re.findall(
     "..",
@@ -87,6 +87,11 @@ def _gemma3(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
+def _gemma3n(folder: Path) -> None:
+    _need("timm")
+    run_inside("tests.vllm.gemma3n_model", str(folder))
+
+
 def _internvl(folder: Path) -> None:
     """Make an InternVL with the files that its whole processor needs."""
     families.make_internvl(folder)
@@ -129,6 +134,7 @@ IMAGES: dict[str, Callable[[Path], None]] = {
     "llava_next": _renamed(families.make_llava_next),
     "llava_onevision": _renamed(families.make_llava_onevision),
     "gemma3": _gemma3,
+    "gemma3n": _gemma3n,
     "internvl": _internvl,
     "idefics3": families.make_idefics3,
     "smolvlm": _smolvlm,

@@ -31,7 +31,7 @@ _SAMPLED: Final = (2.0, None, 4, MAX_SAMPLED_FRAMES)
 regardless of the model's folder.
 """
 _WITHOUT_VIDEOS: Final = frozenset(
-    {"gemma3", "idefics3", "llama4", "llava", "llava_next", "mistral3", "smolvlm"}
+    {"gemma3", "gemma3n", "idefics3", "llama4", "llava", "llava_next", "mistral3", "smolvlm"}
 )
 """Types of models whose code in vLLM takes images and no videos."""
 

@@ -8,6 +8,7 @@ from afferent.media.families import (
     anyres,
     fixed,
     gemma3,
+    gemma3n,
     glm,
     idefics3,
     internvl,
@@ -43,6 +44,7 @@ NativeFamily = (
 ENTRIES: Final[tuple[Entry[NativeFamily], ...]] = (
     anyres.ENTRY,
     gemma3.ENTRY,
+    gemma3n.ENTRY,
     glm.ENTRY,
     idefics3.ENTRY,
     internvl.ENTRY,

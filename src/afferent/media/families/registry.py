@@ -49,7 +49,7 @@ _SETTINGS = (
 _IS_LOOKED_AT: Final = re.compile(
     "do_|.*size|.*edge|.*p(ixels|inpoints)|resample|.*seq_len|.*tiles|vision_(aspect|feature)"
 ).match
-PREPROCESSING_VERSION: Final = 2
+PREPROCESSING_VERSION: Final = 3
 """Version of the code that makes features of media.
 
 It rises when a pixel, a sample or a model input changes, and only then:

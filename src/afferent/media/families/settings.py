@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from afferent.media.transforms.normalize import Normalization
+from afferent.media.transforms.normalize import NO_MEAN, NO_STD, Normalization
 
 Size = dict[str, int | None]
 _Colour = float | tuple[float, float, float]
@@ -66,11 +66,15 @@ class PixelSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def normalization(self) -> Normalization | None:
-        """Normalization; ``None`` if values stay unchanged: they are not even made floats then."""
+        """Normalization; ``None`` if it is not supported: values stay unchanged, and are not even
+        made floats, or they are divided by their greatest.
+        """
         if not (self.do_rescale or self.do_normalize):
             return None
-        mean = _per_channel(self.image_mean) if self.do_normalize else (0.0, 0.0, 0.0)
-        std = _per_channel(self.image_std) if self.do_normalize else (1.0, 1.0, 1.0)
+        given = _per_channel(self.image_mean), _per_channel(self.image_std)
+        if self.do_normalize and given == (NO_MEAN, NO_STD):
+            return None
+        mean, std = given if self.do_normalize else (NO_MEAN, NO_STD)
         factor = self.rescale_factor if self.do_rescale else 1.0
         return Normalization(rescale_factor=factor, mean=mean, std=std)
 

@@ -20,11 +20,15 @@ Arithmetic = Literal["fused", "stepwise", "rescaled"]
 """
 
 
+NO_MEAN, NO_STD = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+
+
 class Normalization(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Transformation ``(value * rescale_factor - mean) / std``, for each of red, green and blue.
 
     The factor is applied to mean and deviation, as torchvision's processors of `transformers` do
-    it: so the results have the same bits as theirs.
+    it: so the results have the same bits as theirs. With `NO_MEAN` and `NO_STD` it is the product
+    of a processor that does not normalize.
     """
 
     rescale_factor: float
@@ -34,6 +38,8 @@ class Normalization(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def apply(self, values: Any) -> Any:
         """Return bytes ``(..., 3, rows, columns)`` as a float32 tensor on the same device."""
         floats = values.float()
+        if (self.mean, self.std) == (NO_MEAN, NO_STD):
+            return floats.mul_(self.rescale_factor)
         mean, std = self.constants(floats, 1.0 / self.rescale_factor)
         return floats.sub_(mean).div_(std)
 
