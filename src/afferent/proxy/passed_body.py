@@ -66,7 +66,7 @@ class PassedBody:
 
 
 class ClientBody:
-    """Body that is not JSON, passed on while it arrives: a file to transcribe, for example.
+    """Body that is neither JSON nor a form with audio, passed on while it arrives.
 
     Attributes:
         failure: Error that ended it, if there was one.

@@ -18,7 +18,7 @@ from afferent.media.families.family import (
     read_json,
 )
 from afferent.media.families.qwen_vl import QwenVlFamily
-from afferent.media.families.registry import AnyFamily, describe
+from afferent.media.families.registry import AnyFamily, describe, engine_facts
 from afferent.media.headers.boxes import Buffer
 from afferent.media.headers.header import is_read_as_rgb
 from afferent.media.headers.image_sizes import is_deep_grey
@@ -30,10 +30,6 @@ _SAMPLED: Final = (2.0, None, 4, MAX_SAMPLED_FRAMES)
 """Frames per second, most frames, least frames, limit of frames: the rule of a vLLM for videos,
 regardless of the model's folder.
 """
-_WITHOUT_VIDEOS: Final = frozenset(
-    {"gemma3", "gemma3n", "idefics3", "llama4", "llava", "llava_next", "mistral3", "smolvlm"}
-)
-"""Types of models whose code in vLLM takes images and no videos."""
 
 
 class TakenMedia(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,11 +57,11 @@ class TakenMedia(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """
         if family is None:
             return cls()
-        model_type = read_json(folder / "config.json").get("model_type")
+        model_type = str(read_json(folder / "config.json").get("model_type"))
         return cls(
             audio_rate_hz=family.sample_rate_hz,
             videos=_samples_alike(folder),
-            video_files=model_type not in _WITHOUT_VIDEOS,
+            video_files=model_type not in engine_facts(model_type).without_videos.get("vllm", ()),
         )
 
     def takes(self, modality: Modality, file: Buffer | None) -> bool:

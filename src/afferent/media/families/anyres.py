@@ -214,5 +214,8 @@ _TYPES = tuple(_RESOLUTIONS)
 ENTRY = Entry(
     model_types=_TYPES,
     describe=describe,
-    engine=EngineFacts(compared_with={"vllm": _TYPES}),
+    engine=EngineFacts(
+        compared_with={"vllm": _TYPES},
+        without_videos={"vllm": ("llava_next",)},
+    ),
 )

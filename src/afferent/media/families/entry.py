@@ -29,6 +29,8 @@ class EngineFacts:
             of an upstream from the same media, by the upstream's name (``vllm``). Behind that
             upstream, features replace the media of such models. Those of images have the same bits
             as the upstream's own, so that both may have one name in a cache.
+        without_videos: Types of models that take images and no videos in an upstream, by its name:
+            they get the frames of a video as images.
         encoder_inputs: Functions, by the upstream's name, for models whose encoder takes other
             inputs there than in `transformers`.
         sharded_like: For language models without a sharding plan, by their ``model_type``: the type
@@ -39,6 +41,7 @@ class EngineFacts:
     items_see_themselves: bool = False
     sharded_like: Mapping[str, str] = field(default_factory=dict)
     compared_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    without_videos: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     encoder_inputs: Mapping[str, EncoderInputs] = field(default_factory=dict)
 
 

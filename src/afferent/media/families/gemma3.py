@@ -70,6 +70,7 @@ ENTRY = Entry(
     engine=EngineFacts(
         items_see_themselves=True,
         compared_with={"vllm": ("gemma3",)},
+        without_videos={"vllm": ("gemma3",)},
         encoder_inputs={"vllm": _inputs_of_vllm},
     ),
 )

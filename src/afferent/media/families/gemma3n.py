@@ -50,5 +50,8 @@ def describe(folder: Path, config: Mapping[str, Any]) -> FixedFamily | None:
 ENTRY = Entry(
     model_types=("gemma3n",),
     describe=describe,
-    engine=EngineFacts(compared_with={"vllm": ("gemma3n",)}),
+    engine=EngineFacts(
+        compared_with={"vllm": ("gemma3n",)},
+        without_videos={"vllm": ("gemma3n",)},
+    ),
 )

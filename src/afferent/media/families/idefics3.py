@@ -184,6 +184,7 @@ ENTRY = Entry(
     describe=describe,
     engine=EngineFacts(
         compared_with={"vllm": _TYPES},
+        without_videos={"vllm": _TYPES},
         encoder_inputs={"vllm": _inputs_of_vllm},
     ),
 )

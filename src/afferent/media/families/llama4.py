@@ -204,6 +204,8 @@ ENTRY = Entry(
     model_types=("llama4",),
     describe=describe,
     engine=EngineFacts(
-        compared_with={"vllm": ("llama4",)}, encoder_inputs={"vllm": _inputs_of_vllm}
+        compared_with={"vllm": ("llama4",)},
+        without_videos={"vllm": ("llama4",)},
+        encoder_inputs={"vllm": _inputs_of_vllm},
     ),
 )

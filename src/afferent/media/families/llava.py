@@ -56,5 +56,8 @@ def _num_embeds(folder: Path, width: int, height: int) -> int | None:
 ENTRY: Final[Entry[FixedFamily | PixtralFamily]] = Entry(
     model_types=("llava",),
     describe=describe,
-    engine=EngineFacts(compared_with={"vllm": ("llava",)}),
+    engine=EngineFacts(
+        compared_with={"vllm": ("llava",)},
+        without_videos={"vllm": ("llava",)},
+    ),
 )

@@ -137,5 +137,8 @@ def _expected(config: Mapping[str, Any], edge: int) -> tuple[int, int]:
 ENTRY = Entry(
     model_types=("mistral3", "lighton_ocr"),
     describe=describe,
-    engine=EngineFacts(compared_with={"vllm": ("mistral3",)}),
+    engine=EngineFacts(
+        compared_with={"vllm": ("mistral3",)},
+        without_videos={"vllm": ("mistral3",)},
+    ),
 )
