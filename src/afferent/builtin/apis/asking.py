@@ -85,16 +85,9 @@ def with_parameters(generate: GenerateRequest, request: AnyRequest) -> GenerateR
     stop_ids = request.stop_token_ids
     return structs.replace(
         generate,
-        top_p=request.top_p,
+        **request.wishes,
         top_k=None if request.top_k is None else max(0, request.top_k),
-        min_p=request.min_p,
-        repetition_penalty=request.repetition_penalty,
-        frequency_penalty=request.frequency_penalty,
-        presence_penalty=request.presence_penalty,
         logit_bias=None if bias is None else tuple(bias.items()),
-        seed=request.seed,
-        ignore_eos=request.ignore_eos,
-        min_tokens=request.min_tokens,
         stop_token_ids=None if stop_ids is None else tuple(dict.fromkeys(stop_ids)),
         includes_stop=bool(request.include_stop_str_in_output),
         skips_special=request.skip_special_tokens is not False,

@@ -56,10 +56,17 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
 class Completed(Protocol):
     """Request of OpenAI's chat completions or completions; with vLLM's older names."""
 
-    response_format: OutputFormat | None
-    guided_json: GivenSchema
-    guided_regex: str | None
-    guided_choice: list[str] | None
+    @property
+    def response_format(self) -> OutputFormat | None: ...
+
+    @property
+    def guided_json(self) -> GivenSchema: ...
+
+    @property
+    def guided_regex(self) -> str | None: ...
+
+    @property
+    def guided_choice(self) -> list[str] | None: ...
 
 
 Form = Mapping[str, Any]

@@ -117,7 +117,7 @@ class StreamOptions(Struct):
     include_usage: bool | None = False
 
 
-class OpenAIRequest(ConversationRequest, kw_only=True):
+class OpenAIRequest(ConversationRequest, frozen=True, kw_only=True):
     """Fields common to chat completions and Responses."""
 
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, UnsetType, structs
 
 from afferent.builtin.apis import forms
 from afferent.builtin.apis.names import ParameterNames
 from afferent.builtin.apis.wording import Bounds, bounds_of, in_words
 from afferent.builtin.pipeline.call import ModelNames
-from afferent.builtin.pipeline.request import Message
+from afferent.builtin.pipeline.request import Message, SamplingWishes
 from afferent.errors import InvalidRequest, ModelNotFound, Param
 from afferent.media.body.raw import RawMedia
 from afferent.types import Bias, TokenId
@@ -27,26 +27,17 @@ Metadata = Annotated[
 ]
 MaxTokens = Annotated[int, Meta(ge=1, le=2**20)]
 Stop = Annotated[str, Meta(min_length=1, max_length=256)]
-Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 
 
-class AnyRequest(Struct, kw_only=True):
+class AnyRequest(SamplingWishes, frozen=True, kw_only=True):
     """Fields common to requests of all APIs. Parameters without a field are checked by name."""
 
     model: Name
     stream: bool | None = False
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**20)] | None = None
-    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
     logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=1024)] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
     include_stop_str_in_output: bool | None = None
-    min_tokens: Annotated[int, Meta(ge=0, le=2**20)] | None = None
-    ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     structured_outputs: forms.StructuredOutputs | None = None
 
@@ -60,7 +51,7 @@ class AnyRequest(Struct, kw_only=True):
         return forms.of_structured_outputs(self.structured_outputs)
 
 
-class ConversationRequest(AnyRequest, kw_only=True):
+class ConversationRequest(AnyRequest, frozen=True, kw_only=True):
     """Request with messages, which the model's chat template renders."""
 
     chat_template_kwargs: dict[str, Any] | None = None
@@ -99,7 +90,7 @@ class Reader(Generic[Request]):
             UnsupportedParameter: An unsupported parameter has a value with an effect.
         """
         request = decode(self._decoder, text, None, self._bounds)
-        request.model = check_model(request.model, served)
+        request = structs.replace(request, model=check_model(request.model, served))
         given = decode(_names_decoder, text, None)
         return request, self._names.check(given, refuses_unknown=refuses_unknown)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from afferent.admission.shares import NAMELESS, Share
 from afferent.items.request import DocumentPart, ItemRequest, MediaPart
@@ -115,7 +115,27 @@ class Truncation:
     side: Literal["left", "right"] | None = None
 
 
-class GenerateRequest(Struct, frozen=True, kw_only=True):
+class SamplingWishes(Struct, frozen=True, kw_only=True):
+    """Fields of `Sampling` that all APIs take by these names, with these values; ``None`` means the
+    model's default.
+    """
+
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**20)] | None = None
+    ignore_eos: bool | None = None
+
+    @property
+    def wishes(self) -> dict[str, Any]:
+        """These fields, by name."""
+        return {name: getattr(self, name) for name in SamplingWishes.__struct_fields__}
+
+
+class GenerateRequest(SamplingWishes, frozen=True, kw_only=True):
     """Request for answers; ``None`` means the model's default.
 
     The default of ``max_tokens`` is the rest of the context. Sampling fields have the names and
@@ -134,16 +154,8 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     """No answer follows: the prompt may be longer than the model's context."""
     max_tokens: int | None = None
     temperature: float | None = None
-    top_p: float | None = None
     top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
     logit_bias: tuple[tuple[int, float], ...] | None = None
-    seed: int | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = None
     stop_token_ids: tuple[int, ...] | None = None
     json_schema: str | None = None
     regex: str | None = None

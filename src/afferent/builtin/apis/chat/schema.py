@@ -109,7 +109,7 @@ class ChatMessage(Struct):
     function_call: Raw | UnsetType = UNSET
 
 
-class ChatRequest(OpenAIRequest, kw_only=True):
+class ChatRequest(OpenAIRequest, frozen=True, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     stream_options: StreamOptions | None = None
     max_tokens: MaxTokens | None = None

@@ -34,7 +34,7 @@ _MAX_PROMPTS = 1024
 """Largest number of prompts in a request, as in vLLM."""
 
 
-class CompletionRequest(schema.AnyRequest, kw_only=True):
+class CompletionRequest(schema.AnyRequest, frozen=True, kw_only=True):
     prompt: Text
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
     max_tokens: schema.MaxTokens | None = None

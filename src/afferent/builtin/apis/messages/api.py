@@ -28,7 +28,7 @@ class _OutputConfig(Struct, forbid_unknown_fields=True):
     format: forms.OutputFormat | None = None
 
 
-class _Request(schema.ConversationRequest, kw_only=True):
+class _Request(schema.ConversationRequest, frozen=True, kw_only=True):
     """Fields common to requests for an answer and for a token count."""
 
     max_tokens: schema.MaxTokens | None = None
@@ -74,11 +74,11 @@ class _Request(schema.ConversationRequest, kw_only=True):
         return add_tools(generate, self.tools, self.tool_choice)
 
 
-class MessagesRequest(_Request, kw_only=True):
+class MessagesRequest(_Request, frozen=True, kw_only=True):
     max_tokens: schema.MaxTokens  # an answer needs one
 
 
-class CountRequest(_Request, kw_only=True):
+class CountRequest(_Request, frozen=True, kw_only=True):
     """Request to count the prompt's tokens; all other fields are ignored."""
 
     def generate(self, body: ReceivedBody, request_id: str) -> GenerateRequest:

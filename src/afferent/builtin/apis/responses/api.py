@@ -61,7 +61,7 @@ class _Conversation(Struct):
 _format_decoder = msgspec.json.Decoder(forms.OutputFormat | None)
 
 
-class ResponsesRequest(OpenAIRequest, kw_only=True):
+class ResponsesRequest(OpenAIRequest, frozen=True, kw_only=True):
     """Request; a parameter that is not supported is only accepted if it changes nothing."""
 
     input: str | list[InputItem] | None = None

@@ -33,7 +33,7 @@ _DETOKENIZE = replace(_TOKENIZE, name=parameters.DETOKENIZE, path="/detokenize")
 _Messages = Annotated[list[ChatMessage], Meta(min_length=1)]
 
 
-class TokenizeRequest(schema.ConversationRequest, kw_only=True):
+class TokenizeRequest(schema.ConversationRequest, frozen=True, kw_only=True):
     """Request with either ``prompt`` or ``messages``."""
 
     prompt: str | None = None
@@ -41,7 +41,7 @@ class TokenizeRequest(schema.ConversationRequest, kw_only=True):
     add_special_tokens: bool | None = None
 
 
-class DetokenizeRequest(schema.AnyRequest, kw_only=True):
+class DetokenizeRequest(schema.AnyRequest, frozen=True, kw_only=True):
     tokens: Annotated[list[TokenId], Meta(min_length=1, max_length=2**20)]
 
 
