@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartParser
@@ -82,6 +82,7 @@ datas = st.one_of(
 ).filter(lambda data: b"\r\n--" + BOUNDARY not in b"\r\n" + data)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), datas.filter(_is_text)), max_size=3),
     datas,
@@ -146,6 +147,21 @@ def test_wrong_form(name: str) -> None:
     body, said = WRONG[name]
     with pytest.raises(InvalidRequest, match=said):
         cut(body)
+
+
+def test_bytes_that_no_part_has_are_refused() -> None:
+    begun = form(FILE).removesuffix(b"--\r\n")
+    cut(begun + b" " * 60_000 + b"\r\n" + form(('name="a"', b""))[len(BOUNDARY) + 4 :])
+    with pytest.raises(BodyTooLarge, match="beside its file"):
+        cut(begun + b" " * (MAX_FIELDS_NBYTES + 100))
+
+
+def test_file_that_is_full_of_boundaries_is_refused() -> None:
+    """Each of them costs the parser a hundred times as much as other bytes."""
+    false = b"\r\n--" + BOUNDARY + b"x"
+    cut(form(('name="file"', false * 900)))
+    with pytest.raises(InvalidRequest, match="its boundary too often"):
+        cut(form(('name="file"', false * 1100)))
 
 
 @pytest.mark.parametrize(

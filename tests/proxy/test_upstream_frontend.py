@@ -32,7 +32,7 @@ from afferent.types import MiB, ObjectKind
 pytestmark = pytest.mark.timeout(60)
 
 POST = (
-    b"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: localhost\r\n"
+    b"POST /v1/other HTTP/1.1\r\nHost: localhost\r\n"
     b"Content-Type: multipart/form-data; boundary=a\r\nContent-Length: 1000\r\n\r\n-"
 )
 

@@ -26,6 +26,8 @@ from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.types import FILE_KINDS
 
 _WINDOW_NBYTES = 64 << 10
+_HELD_NBYTES = 512
+"""Most bytes of a window that the cutter writes with the next one: what could begin a boundary."""
 _SLOW_GRACE_S = 2.0
 _MOST_KNOWN_TIMES = 8
 """Length of a body with known media, in limits of a body."""
@@ -199,7 +201,7 @@ class BodyReader:
         if not self._sink.has_begun:  # one window is small enough
             return
         if announced is None:
-            await self._buffer.make_room(self._buffer.nbytes + window_nbytes)
+            await self._buffer.make_room(self._buffer.nbytes + window_nbytes + _HELD_NBYTES)
         elif self._buffer.is_on_heap:
             most = self._limits.max_body_nbytes + self._num_known
             left_nbytes = max(min(announced, most) - self._num_cut, 0)

@@ -207,14 +207,14 @@ class BodyStage:
         return await self._write_in(self._inline, parsed, reader, stream)
 
     def _reader_of(self, own: RequestScope, place: str, form: FormType | None) -> BodyReader:
-        makes_features, tenant = self._inline is None, own.share.tenant
+        makes_features, tenant = self._inline is None and form is None, own.share.tenant
         return BodyReader(
             *(self._store, self._gate, own.id),
             *(self._settings.limits_of(own.share), media_locations.MEDIA_KEYS),
             tenant=tenant,
             paths=media_locations.paths_at(place),
             knows=partial(self._references.knows, own.id, tenant) if makes_features else None,
-            early=self._references.early(own.share) if makes_features and form is None else None,
+            early=self._references.early(own.share) if makes_features else None,
             form=form,
         )
 

@@ -152,10 +152,11 @@ class ReferenceStage:
         """Return the media handle of a file that the engine processes itself; it stays pinned.
 
         Raises:
-            InvalidMedia: It is empty or too large.
+            InvalidMedia: It is empty, too large or not allowed.
             Unavailable: Try again.
         """
         request = ItemRequest(own.id, (part,), own.share)
+        self._items.check_count(request)
         found = await self._items.read_bytes(request, own.trace)
         return await self._forward(request, found, own.trace)
 

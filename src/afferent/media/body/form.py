@@ -17,6 +17,10 @@ from afferent.types import KiB
 MAX_FIELDS_NBYTES: Final = 64 * KiB
 """Most bytes of a form beside its file."""
 _MAX_PARTS: Final = 32
+_MAX_HEADER_NBYTES: Final = 8 * KiB
+_MAX_FALSE: Final = 1000
+"""Most places where a file may have the boundary without its end: each costs much to search."""
+_TOO_LARGE: Final = f"the form has more than {MAX_FIELDS_NBYTES} bytes beside its file"
 _MAX_BOUNDARY_NBYTES: Final = 256
 _PLAIN: Final = ("", "binary", "8bit", "7bit")
 
@@ -89,7 +93,7 @@ class FormCutter:
         self.parts: list[FormPart] = []
         self._header = b""
         self._value = b""
-        self._file_nbytes = self._fields_nbytes = 0
+        self._num_fed = self._file_nbytes = self._fields_nbytes = self._num_false = 0
         self._is_complete = False
         self._parser = MultipartParser(
             form.boundary,
@@ -120,12 +124,21 @@ class FormCutter:
 
         Raises:
             InvalidRequest: The form is malformed.
-            BodyTooLarge: The parts other than the file have too many bytes.
+            BodyTooLarge: There are too many bytes beside the file.
         """
+        data = bytes(chunk)
+        self._num_false += data.count(b"\r\n--" + self._form.boundary)
+        if self._num_false > _MAX_FALSE + _MAX_PARTS:
+            raise InvalidRequest("the form has its boundary too often")
         try:
-            self._parser.write(bytes(chunk))
+            self._parser.write(data)
         except FormParserError as error:
             raise InvalidRequest("the form is malformed") from error
+        self._num_fed += len(data)
+        # Of a form that may be right, the parser holds no more back than these.
+        beside = self._num_fed - self._file_nbytes - self._fields_nbytes
+        if beside > MAX_FIELDS_NBYTES:
+            raise BodyTooLarge(_TOO_LARGE)
 
     def finish(self) -> CutBody:
         """Complete the form, and return it with a marker in place of the file's bytes.
@@ -148,12 +161,12 @@ class FormCutter:
         self.parts.append(FormPart())
 
     def _add_header(self, data: bytes, start: int, end: int) -> None:
-        self._count(end - start)
         self._header += data[start:end].lower()
+        self._count_header(end - start)
 
     def _add_header_value(self, data: bytes, start: int, end: int) -> None:
-        self._count(end - start)
         self._value += data[start:end]
+        self._count_header(end - start)
 
     def _end_header(self) -> None:
         self.parts[-1].headers.append((self._header, self._value))
@@ -189,10 +202,15 @@ class FormCutter:
     def _end(self) -> None:
         self._is_complete = True
 
+    def _count_header(self, nbytes: int) -> None:
+        self._count(nbytes)
+        if len(self._header) + len(self._value) > _MAX_HEADER_NBYTES:
+            raise InvalidRequest("a part of the form has a long header")
+
     def _count(self, nbytes: int) -> None:
         self._fields_nbytes += nbytes
         if self._fields_nbytes > MAX_FIELDS_NBYTES:
-            raise BodyTooLarge(f"the form has more than {MAX_FIELDS_NBYTES} bytes beside its file")
+            raise BodyTooLarge(_TOO_LARGE)
 
 
 def _written(boundary: bytes, parts: Sequence[FormPart], file: bytes) -> bytes:

@@ -58,7 +58,8 @@ class Normalization(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def floats(self, values: Array, arithmetic: Arithmetic) -> NDArray[np.float32]:
         """Return bytes ``(..., 3, rows, columns)`` as float32, as a model's own processor does.
 
-        `apply` is for tensors on any device, and equal to ``fused``.
+        `apply` is for tensors on any device, and equal to ``fused``; without a normalization, to
+        ``rescaled``.
         """
         if arithmetic == "fused":  # 256 values for each colour, but this is faster than a table
             mean, std = _fused(self)

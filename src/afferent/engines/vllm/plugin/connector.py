@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 
 from afferent.engines import place
-from afferent.engines.references import SCHEME, FeaturesReference, Reference
+from afferent.engines.references import SCHEME, FeaturesReference
 from afferent.engines.vllm.plugin import names
 from afferent.engines.vllm.plugin.arena import arena, told_to_the_client
 from afferent.engines.vllm.plugin.labels import labelled
@@ -37,7 +37,7 @@ class ArenaConnector(MediaConnector):
             return super().load_from_url(url, media_io, fetch_timeout=fetch_timeout)
         with told_to_the_client(url):
             reference = arena("api").verify(url)
-            _check_tenants(reference)
+            names.check_tenants(reference.of)
             if isinstance(reference, FeaturesReference):
                 self._check_frames(reference)
                 arena("api").admit(reference.of, is_processed=True)
@@ -86,16 +86,4 @@ class ArenaConnector(MediaConnector):
         """Run `load_from_url` in a thread: it may wait, for the store or for a decoder."""
         return await asyncio.to_thread(
             self.load_from_url, url, media_io, fetch_timeout=fetch_timeout
-        )
-
-
-def _check_tenants(reference: Reference) -> None:
-    """
-    Raises:
-        ValueError: Tenants could get each other's results from this engine's caches.
-    """
-    if reference.of.has_tenants and names.are_shortened():
-        raise ValueError(
-            "this vLLM has an LMCache connector, which compares 16 bits of an image's name: it "
-            "can't be used by a server with tenants, which could get each other's answers"
         )

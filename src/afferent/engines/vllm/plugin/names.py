@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from afferent.engines.references import Of
+
 CONNECTOR: Final = "AfferentConnector"
 """Name of our EC connector in vLLM's configuration."""
 
@@ -27,6 +29,18 @@ def are_shortened() -> bool:
     tenants could be equal there.
     """
     return _Names.are_shortened
+
+
+def check_tenants(of: Of) -> None:
+    """
+    Raises:
+        ValueError: Tenants could get each other's results from this engine's caches.
+    """
+    if of.has_tenants and are_shortened():
+        raise ValueError(
+            "this vLLM has an LMCache connector, which compares 16 bits of an image's name: it "
+            "can't be used by a server with tenants, which could get each other's answers"
+        )
 
 
 def describe_engine(*, has_connector: bool, kv_transfer_config: str) -> None:

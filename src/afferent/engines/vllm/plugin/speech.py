@@ -6,7 +6,9 @@ import asyncio
 import functools
 from typing import Any
 
-from afferent.engines.references import Of, RawReference
+from afferent.engines import place
+from afferent.engines.references import SCHEME, Of, RawReference
+from afferent.engines.vllm.plugin import names
 from afferent.engines.vllm.plugin.arena import arena, told_to_the_client
 from afferent.engines.vllm.plugin.hooks import OF_SPEECH
 from afferent.engines.vllm.plugin.probe import missing
@@ -44,11 +46,17 @@ def _register() -> None:
 
     @functools.wraps(stock)
     async def preprocess(self: Any, request: Any, audio_data: bytes, request_id: str) -> Any:
+        if place.is_offline() and not audio_data.startswith(SCHEME.encode()):
+            return await stock(self, request, audio_data, request_id)  # a program's own file
         data, of = await asyncio.to_thread(_opened, audio_data)
         try:
-            return await stock(self, request, data, request_id)
+            prompts, *more = await stock(self, request, data, request_id)
         finally:
-            arena("api").leave([of])
+            await asyncio.to_thread(arena("api").leave, [of])
+        if of.has_tenants:  # the form has no field for a salt: no other request finds its blocks
+            for prompt in prompts:
+                prompt.get("decoder_prompt", prompt)["cache_salt"] = of.request
+        return prompts, *more
 
     preprocess._is_afferent = True  # type: ignore[attr-defined]
     SpeechToTextBaseServing._preprocess_speech_to_text = preprocess
@@ -63,6 +71,7 @@ def _opened(file: bytes) -> tuple[bytes, Of]:
     url = file.decode("latin-1")
     with told_to_the_client(url):
         reference = arena("api").verify(url)
+        names.check_tenants(reference.of)
         if not isinstance(reference, RawReference) or reference.modality is not Modality.AUDIO:
             raise FormatError("a reference to something else stands for audio")
         arena("api").admit(reference.of, is_processed=False)
