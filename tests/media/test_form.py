@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartParser
@@ -82,7 +82,6 @@ datas = st.one_of(
 ).filter(lambda data: b"\r\n--" + BOUNDARY not in b"\r\n" + data)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), datas.filter(_is_text)), max_size=3),
     datas,

@@ -392,7 +392,10 @@ def killed() -> None:
 def _kill_between(server: StoreServer, arena: Arena) -> None:
     wanted = [ContentKey(keys.digest(b"item %d" % number)) for number in range(3)]
     config: Any = SimpleNamespace(
-        model=str(BUILT_IN_MODELS / "shapes"), dtype=torch.float32, quantization=None
+        model=str(BUILT_IN_MODELS / "shapes"),
+        dtype=torch.float32,
+        quantization=None,
+        multimodal_config=None,
     )
     kept = KeptEmbeddings(arena, config, publishes=True, row_nbytes=lambda: 28)
     _wait_until(lambda: kept._cache is not None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -155,3 +156,36 @@ def test_answers_are_those_of_a_stock_vllm(model: str, tmp_path: Path) -> None:
     assert not differing, f"{len(differing)} differ, seed {SEED}: {differing[:3]}"
     number = ways['afferent_upstream_items_total{modality="audio",way="bytes"}']
     assert number == len(asked) + len(wrong)
+
+
+KEYS = {"one": "one-0123456789abcdef", "two": "two-0123456789abcdef"}
+
+
+def hits(server: Server) -> float:
+    page = httpx.get(f"{server.url}/metrics", headers=bearer("one"), timeout=60).text
+    (number,) = re.findall(r"(?m)^vllm:prefix_cache_hits_total\{.*\} (\S+)$", page)
+    return float(number)
+
+
+def bearer(tenant: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {KEYS[tenant]}"}
+
+
+def test_tenants_find_no_prefix_of_each_others_audio(tmp_path: Path) -> None:
+    """The clip has more tokens than a block of the prefix cache."""
+    make_qwen3_asr(model := tmp_path / "model")
+    (file := tmp_path / "afferent.toml").write_text(
+        "".join(
+            f'[[tenants]]\nname = "{name}"\napi_keys = ["{key}"]\n' for name, key in KEYS.items()
+        )
+    )
+    long = audio(20.0, 16_000, 1, "FLAC", 1)
+    form: list[Any] = [("model", (None, NAME)), ("file", ("a.flac", long, "audio/flac"))]
+    for settings in ((), ("--config", str(file))):
+        with supervised("--served-model-name", NAME, *settings, model=model) as server:
+            url = f"{server.url}/v1/audio/transcriptions"
+            before = hits(server)
+            for tenant in KEYS:
+                answer = httpx.post(url, files=form, headers=bearer(tenant), timeout=120)
+                assert answer.status_code == 200, answer.text
+            assert (hits(server) > before) == (not settings)
