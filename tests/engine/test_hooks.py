@@ -12,14 +12,7 @@ import pytest
 
 import afferent.engines.vllm
 from afferent.engines.vllm.plugin import probe
-from afferent.engines.vllm.plugin.hooks import (
-    HOOKS,
-    OF_ARRIVALS,
-    OF_NAMES,
-    OF_SPEECH,
-    SUPPORTED,
-    Hook,
-)
+from afferent.engines.vllm.plugin.hooks import ALL, SUPPORTED, Hook
 from afferent.engines.vllm.plugin.sources import Sources
 from afferent.errors import ConfigError
 
@@ -89,8 +82,7 @@ def in_wheel(path: Path, modules: dict[str, str]) -> Path:
 
 
 def test_each_import_of_the_plugin_is_in_the_table() -> None:
-    hooks = (*HOOKS, *OF_NAMES, *OF_ARRIVALS, *OF_SPEECH)
-    known = {f"{hook.module}.{hook.name}" for hook in hooks} | {hook.module for hook in hooks}
+    known = {f"{hook.module}.{hook.name}" for hook in ALL} | {hook.module for hook in ALL}
     (folder,) = afferent.engines.vllm.__path__
     imported = set()
     for path in Path(folder).rglob("*.py"):

@@ -59,14 +59,7 @@ from afferent.engines.vllm.plugin import mistral as plugin_mistral
 from afferent.engines.vllm.plugin import names as plugin_names
 from afferent.engines.vllm.plugin.arena import Arena
 from afferent.engines.vllm.plugin.embeddings import KeptEmbeddings
-from afferent.engines.vllm.plugin.hooks import (
-    HOOKS,
-    OF_ARRIVALS,
-    OF_NAMES,
-    OF_SPEECH,
-    SUPPORTED,
-    Hook,
-)
+from afferent.engines.vllm.plugin.hooks import ALL, SUPPORTED, Hook
 from afferent.engines.vllm.plugin.processing import FIELD
 from afferent.engines.vllm.plugin.sources import Sources
 from afferent.engines.vllm.plugin.step import Located, Step
@@ -150,7 +143,7 @@ def hooks() -> None:
     assert probe.missing() == []
     assert probe.has_stable_names()
     sources = Sources(Path(vllm.__path__[0]).parent)
-    assert probe.missing((*HOOKS, *OF_NAMES, *OF_ARRIVALS, *OF_SPEECH), sources.find) == []
+    assert probe.missing(ALL, sources.find) == []
     lacking = [
         Hook("vllm.multimodal.parse", "ModalityDataItems.get_count", ("colour",)),
         Hook("vllm.nothing", "at_all"),

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from afferent.errors import ConfigError
 from afferent.media.families.entry import EngineFacts, Entry
 from afferent.media.families.family import (
     MediaTokens,
@@ -22,7 +21,7 @@ from afferent.media.families.settings import (
     Defaults,
     pixel_settings,
 )
-from afferent.media.families.tokens import added_tokens, image_token_id
+from afferent.media.families.tokens import between_marks, image_token_id
 
 # Defaults of values that the configuration omits:
 _BEGIN_ID, _END_ID, _SOFT_ID = 255_999, 256_000, 262_144
@@ -44,19 +43,16 @@ def describe(folder: Path, config: Mapping[str, Any]) -> FixedFamily | None:
     frame = settings and framing(settings)
     if not frame:
         return None
-    processor = whole_processor_settings(folder)
     begin_id = config.get("boi_token_index", _BEGIN_ID)
-    texts = added_tokens(folder)
-    try:
-        begin, end = texts[begin_id], texts[config.get("eoi_token_index", _END_ID)]
-    except KeyError as error:
-        raise ConfigError(f"{folder} has no token {error} to mark an image with") from None
-    soft_id = image_token_id(config, _SOFT_ID)
-    num_embeds = processor.get("image_seq_length", _NUM_EMBEDS)
     return FixedFamily(
-        image=MediaTokens(marker=begin_id, embed=soft_id),
+        image=MediaTokens(marker=begin_id, embed=image_token_id(config, _SOFT_ID)),
         framing=frame,
-        prompt=(f"\n\n{begin}", num_embeds, f"{end}\n\n"),
+        prompt=between_marks(
+            folder,
+            begin_id,
+            config.get("eoi_token_index", _END_ID),
+            whole_processor_settings(folder).get("image_seq_length", _NUM_EMBEDS),
+        ),
     )
 
 

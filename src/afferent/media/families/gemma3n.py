@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from afferent.errors import ConfigError
 from afferent.media.families.entry import EngineFacts, Entry
 from afferent.media.families.family import (
     MediaTokens,
@@ -15,7 +14,7 @@ from afferent.media.families.family import (
 )
 from afferent.media.families.fixed import FixedFamily, framing
 from afferent.media.families.settings import pixel_settings
-from afferent.media.families.tokens import added_tokens
+from afferent.media.families.tokens import between_marks
 
 # Defaults of values that the configuration omits:
 _BEGIN_ID, _END_ID, _SOFT_ID = 255_999, 262_144, 262_145
@@ -32,18 +31,16 @@ def describe(folder: Path, config: Mapping[str, Any]) -> FixedFamily | None:
     frame = settings and framing(settings)
     if not frame:
         return None
-    texts = added_tokens(folder)
-    try:
-        begin = texts[config.get("boi_token_id", _BEGIN_ID)]
-        end = texts[config.get("eoi_token_id", _END_ID)]
-    except KeyError as error:
-        raise ConfigError(f"{folder} has no token {error} to mark an image with") from None
     soft_id = config.get("image_token_id", _SOFT_ID)
-    num_embeds = whole_processor_settings(folder).get("image_seq_length", _NUM_EMBEDS)
     return FixedFamily(
         image=MediaTokens(marker=soft_id, embed=soft_id),
         framing=frame,
-        prompt=(f"\n\n{begin}", num_embeds, f"{end}\n\n"),
+        prompt=between_marks(
+            folder,
+            config.get("boi_token_id", _BEGIN_ID),
+            config.get("eoi_token_id", _END_ID),
+            whole_processor_settings(folder).get("image_seq_length", _NUM_EMBEDS),
+        ),
     )
 
 

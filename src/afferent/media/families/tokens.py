@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from afferent.errors import ConfigError
 from afferent.media.families.family import read_json
+from afferent.media.families.plan import Prompt
 
 SPECIAL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 """Names of `transformers` for tokens that are not of media."""
@@ -37,6 +38,19 @@ def added_tokens(folder: Path) -> dict[int, str]:
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{path} can't be read: {error}") from error
     return {token.id: token.content for token in tokenizer.added_tokens}
+
+
+def between_marks(folder: Path, begin_id: int, end_id: int, num_embeds: int) -> Prompt:
+    """Return the prompt of an image of Gemma's models: its rows between two tokens and empty lines.
+
+    Raises:
+        ConfigError: The folder does not have these tokens.
+    """
+    texts = added_tokens(folder)
+    try:
+        return f"\n\n{texts[begin_id]}", num_embeds, f"{texts[end_id]}\n\n"
+    except KeyError as error:
+        raise ConfigError(f"{folder} has no token {error} to mark an image with") from None
 
 
 def image_token_id(config: Mapping[str, Any], default: int) -> int:

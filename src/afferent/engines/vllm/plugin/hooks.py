@@ -108,3 +108,4 @@ OF_SPEECH: Final[Sequence[Hook]] = (
     ),
 )
 """Without them, a vLLM whose model transcribes does not start."""
+ALL: Final = (*HOOKS, *OF_NAMES, *OF_ARRIVALS, *OF_SPEECH)
