@@ -662,30 +662,36 @@ def _make_omni(
     write(folder, processor_class=name)
 
 
-def make_whisper(folder: Path) -> None:
-    """Make a Whisper with an encoder of 2 s, and with tokens that are suppressed."""
-    tokenizer = make_tokenizer()
+def make_whisper(
+    folder: Path, tokenizer: PreTrainedTokenizerFast | None = None, **config: Any
+) -> None:
+    """Make a Whisper with an encoder of 2 s, and with tokens that are suppressed.
+
+    Args:
+        tokenizer: Its tokenizer; by default, a small one.
+        config: Other values of its configuration.
+    """
+    tokenizer = tokenizer or make_tokenizer()
     torch.manual_seed(0)
-    model = WhisperForConditionalGeneration(
-        WhisperConfig(
-            vocab_size=320,
-            num_mel_bins=16,
-            d_model=32,
-            encoder_layers=3,
-            decoder_layers=2,
-            encoder_attention_heads=2,
-            decoder_attention_heads=2,
-            encoder_ffn_dim=64,
-            decoder_ffn_dim=64,
-            max_source_positions=100,
-            max_target_positions=256,
-            init_std=0.3,
-            decoder_start_token_id=0,
-            bos_token_id=0,
-            eos_token_id=1,
-            pad_token_id=2,
-        )
-    )
-    model.generation_config.suppress_tokens = SUPPRESSED
+    usual = {
+        "vocab_size": 320,
+        "num_mel_bins": 16,
+        "d_model": 32,
+        "encoder_layers": 3,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 64,
+        "decoder_ffn_dim": 64,
+        "max_source_positions": 100,
+        "max_target_positions": 256,
+        "init_std": 0.3,
+        "decoder_start_token_id": 0,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 2,
+    }
+    model = WhisperForConditionalGeneration(WhisperConfig(**{**usual, **config}))
+    model.generation_config.suppress_tokens = config.get("suppress_tokens", SUPPRESSED)
     save(folder, model, tokenizer, "")
     WhisperFeatureExtractor(feature_size=16, chunk_length=2).save_pretrained(folder)

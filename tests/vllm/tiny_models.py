@@ -17,9 +17,6 @@ from transformers import (
     Qwen3ASRConfig,
     Qwen3ASRFeatureExtractor,
     Qwen3ASRForConditionalGeneration,
-    WhisperConfig,
-    WhisperFeatureExtractor,
-    WhisperForConditionalGeneration,
 )
 
 from tests import models
@@ -205,30 +202,19 @@ def make_whisper(folder: Path) -> None:
     times = ["<|notimestamps|>", *(f"<|{at / 50:.2f}|>" for at in range(101))]
     special = [*languages, *tasks, *times]
     tokenizer = families.make_tokenizer(**{f"token_{at}": each for at, each in enumerate(special)})
-    torch.manual_seed(0)
-    start = tokenizer.convert_tokens_to_ids("<|startoftranscript|>")
-    config = WhisperConfig(
+    families.make_whisper(
+        folder,
+        tokenizer,
         vocab_size=len(tokenizer),
-        num_mel_bins=16,
         d_model=2 * _HEAD_DIM,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=64,
-        decoder_ffn_dim=64,
-        max_source_positions=100,
-        max_target_positions=256,
-        init_std=0.3,
-        decoder_start_token_id=start,
+        decoder_start_token_id=tokenizer.convert_tokens_to_ids("<|startoftranscript|>"),
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        encoder_layers=2,
         suppress_tokens=[],
         begin_suppress_tokens=[],
     )
-    families.save(folder, WhisperForConditionalGeneration(config), tokenizer, "")
-    WhisperFeatureExtractor(feature_size=16, chunk_length=2).save_pretrained(folder)
     families.write(folder, processor_class="WhisperProcessor")
 
 

@@ -32,14 +32,14 @@ from afferent.proxy.media_locations import Document
 from afferent.proxy.reference_stage import Referenced, ReferenceStage
 from afferent.proxy.request_scope import RequestScope
 from afferent.proxy.shown_documents import documents_in, show
-from afferent.proxy.tenancy import SALTED, Tenancy, plain_path
+from afferent.proxy.tenancy import AUDIO_FORMS, SALTED, Tenancy, plain_path
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.types import Modality
 
 _WITH_JSON: Final = media_locations.TABLE.keys() | SALTED
 """Endpoints whose bodies are read as JSON with any media type, if any server may be behind."""
-AUDIO_FORMS: Final = {"/v1/audio/transcriptions": "file", "/v1/audio/translations": "file"}
-"""Endpoints that take an audio file in a form, and the name of its field."""
+_FILE_KEY: Final = "file"
+"""Field of an `AUDIO_FORMS` request with its file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class BodyStage:
     def _form_of(self, request: Request, path: str) -> FormType | None:
         if self._inline is not None or request.method != "POST" or path not in AUDIO_FORMS:
             return None
-        return FormType.of(request.headers.get("content-type", ""), AUDIO_FORMS[path])
+        return FormType.of(request.headers.get("content-type", ""), _FILE_KEY)
 
     @asynccontextmanager
     async def ready(

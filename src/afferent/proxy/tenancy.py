@@ -36,11 +36,10 @@ UNSALTED: Final[dict[str, str]] = {
 }
 """Paths whose requests use the prefix cache, and can name no salt; and what to call in their place.
 """
+AUDIO_FORMS: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
+"""Paths that take an audio file in a form."""
 MEMORYLESS: Final = frozenset(
-    {
-        *("/tokenize", "/detokenize", "/v1/messages/count_tokens"),
-        *("/v1/audio/transcriptions", "/v1/audio/translations"),
-    }
+    {"/tokenize", "/detokenize", "/v1/messages/count_tokens", *AUDIO_FORMS}
 )
 """Paths whose requests use no prefix cache, and store nothing."""
 _FOR_ALL: Final = frozenset({"/", "/health", "/ping", "/version", "/load", "/models", "/v1/models"})
