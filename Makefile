@@ -17,7 +17,7 @@ export NO_MKDOCS_2_WARNING := 1
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-vllm setup-clients setup-open-webui setup-engines setup-llama serve test test-bench test-vllm test-vllm-families probe-vllm test-clients test-open-webui test-engines test-page test-ray quick fuzz storm \
 	soak sweep simulate package wheels schema lint type imports fmt bench bench-ray bench-vllm bench-render measured mutants \
-	mutation docs check lock audit train evaluate clean
+	mutation docs docs-version check lock audit train evaluate clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
@@ -213,6 +213,9 @@ $(VENV)/.mutation: $(VENV)/.ready pyproject.toml
 docs: $(VENV)/.docs  ## build the documentation's site into site/, and fail on a warning
 	@$(BIN)/python -m mkdocs build --strict $(ARGS)
 	@echo "==> open site/index.html"
+
+docs-version: $(VENV)/.docs  ## add this version to the site of all versions (a branch, gh-pages), ARGS="--push"
+	@$(BIN)/python -m tools.docs_version $(ARGS)
 
 $(VENV)/.docs: $(VENV)/.ready pyproject.toml
 	@echo "==> installing what builds the site"

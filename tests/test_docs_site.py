@@ -6,7 +6,9 @@ import importlib
 import importlib.util
 import inspect
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import afferent
 from tests.pages import DOCS, ROOT
 from tests.test_public_face import FACES
 from tools import site_pages
@@ -33,6 +36,9 @@ from tools import site_pages
         ),
         ("gate.md", "../README.md#try-it", "index.md"),
         ("gate.md", "adr/", "adr/README.md"),
+        ("gate.md", "../CHANGELOG.md#unreleased", "changes.md#unreleased"),
+        ("changes.md", "docs/gate.md#room", "gate.md#room"),
+        ("changes.md", "CONTRIBUTING.md", "source/CONTRIBUTING.md"),
         ("source/CONTRIBUTING.md", "docs/gate.md", "../gate.md"),
         ("source/CONTRIBUTING.md", "docs/adr/", "../adr/README.md"),
         ("gate.md", "../src/nothing.py", "../src/nothing.py"),
@@ -66,9 +72,79 @@ def test_a_folder_in_the_navigation_is_its_pages() -> None:
 
 def test_every_page_is_in_the_navigation_once() -> None:
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
-    pages = [str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")]
+    pages = ["changes.md", *(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))]
     reached = list(site_pages.named_pages(site_pages.expand_nav(nav, pages)))
     assert sorted(reached) == sorted(pages)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ("# Log\n\n## Unreleased\n\n- A.\n\n## 0.2.1 (a day)\n", ("next", "after 0.2.1")),
+        ("# Log\n\n## Unreleased\n\n## 0.2.1 (a day)\n\n- A.\n", ("0.2", "0.2.1")),
+        ("# Log\n\n## 0.2.1 (a day)\n\n- A.\n\n## 0.1.0\n", ("0.2", "0.2.1")),
+        ("# Log\n\n## 0.10.0\n", ("0.10", "0.10.0")),
+    ],
+)
+def test_the_version_of_the_pages_is_that_of_the_change_log(
+    changes: str, expected: tuple[str, str]
+) -> None:
+    assert site_pages.version(changes) == expected
+
+
+def test_the_change_log_has_the_version_of_the_package() -> None:
+    _, title = site_pages.version((ROOT / "CHANGELOG.md").read_text())
+    assert title.removeprefix("after ") == afferent.__version__
+
+
+@pytest.mark.timeout(600)
+def test_the_site_of_all_versions_keeps_the_older_ones(tmp_path: Path) -> None:
+    """A clone of the working tree is released as 0.3.0; its branch has the pages of 0.2 already."""
+    if importlib.util.find_spec("mike") is None:
+        pytest.skip("mike is not installed; `make docs` installs it")
+    names = _git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+    for name in names:
+        if name and (ROOT / name).is_file():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, tmp_path / name)
+    log = tmp_path / "CHANGELOG.md"
+    log.write_text(log.read_text().replace("## Unreleased", "## Unreleased\n\n## 0.3.0 (a day)"))
+    _git(tmp_path, "init", "--quiet", "--initial-branch", "gh-pages")
+    _git(tmp_path, "config", "user.name", "A founder")
+    _git(tmp_path, "config", "user.email", "founder@example.org")
+    older = [{"version": "0.2", "title": "0.2.9", "aliases": ["latest"]}]
+    (tmp_path / "versions.json").write_text(json.dumps(older))
+    (tmp_path / "0.2").mkdir()
+    (tmp_path / "0.2/index.html").write_text("of 0.2")
+    (tmp_path / "latest").symlink_to("0.2")
+    _git(tmp_path, "add", "versions.json", "0.2", "latest")
+    _git(tmp_path, "commit", "--quiet", "--message", "Pages of 0.2")
+    _git(tmp_path, "checkout", "--quiet", "--orphan", "main")
+    _git(tmp_path, "commit", "--quiet", "--message", "The tree")
+
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.docs_version"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+    def page(name: str) -> str:
+        return _git(tmp_path, "show", f"gh-pages:{name}")
+
+    assert json.loads(page("versions.json")) == [
+        {"version": "0.3", "title": "0.3.0", "aliases": ["latest"]},
+        {"version": "0.2", "title": "0.2.9", "aliases": []},
+    ]
+    assert page("0.2/index.html") == "of 0.2"
+    assert page("latest") == "0.3"
+    assert "latest/" in page("index.html")
+    assert '"provider": "mike"' in page("0.3/index.html")
+    assert '<h2 id="030-a-day">' in page("0.3/changes.html")
 
 
 @pytest.mark.timeout(600)
@@ -82,11 +158,14 @@ def test_the_site_builds(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
         cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "MIKE_DOCS_VERSION"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    _, title = site_pages.version((ROOT / "CHANGELOG.md").read_text())
+    assert f"<title>Afferent {title}</title>" in (tmp_path / "index.html").read_text()
     for page in tmp_path.rglob("*.html"):
         loaded = re.findall(
             r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"?(https?:[^\" >]*)", page.read_text()
@@ -103,3 +182,10 @@ def test_the_site_builds(tmp_path: Path) -> None:
         for name in set(module.__all__) - {"__version__"}:
             dot = "." if inspect.ismodule(getattr(module, name)) else ""
             assert f'id="{face}.{name}{dot}' in public, f"{name} is not documented"
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=120
+    )
+    return done.stdout

@@ -16,7 +16,9 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 SOURCE = "source"
-NOTES = ("adr/", "benchmarks/", f"{SOURCE}/")
+CHANGES = ("CHANGELOG.md", "changes.md")
+"""The change log, and its page."""
+NOTES = ("adr/", "benchmarks/", "changes.", f"{SOURCE}/")
 """Pages that the search shows below how-tos and reference."""
 
 _LINK = re.compile(r"\]\(([^()\s#]+)(#[^()\s]*)?\)")
@@ -66,6 +68,8 @@ def page_of(path: str) -> str:
     """Return the page below ``docs/`` that shows a file outside of it."""
     if path == "README.md":
         return "index.md"
+    if path == CHANGES[0]:
+        return CHANGES[1]
     return f"{SOURCE}/{path}" if path.endswith(".md") else f"{SOURCE}/{path}.md"
 
 
@@ -86,6 +90,7 @@ def site_links(markdown: str, page: str) -> str:
         page: The page's path below ``docs/``.
     """
     location = location_of(page)
+    is_outside = not location.startswith(f"{DOCS.name}/")
 
     def link(match: re.Match[str]) -> str:
         target, fragment = match[1], match[2] or ""
@@ -97,7 +102,11 @@ def site_links(markdown: str, page: str) -> str:
         if "://" not in target and (ROOT / inside).is_file():
             there = inside.removeprefix(f"{DOCS.name}/")
             return f"]({relpath(there, f'{page}/..')}{fragment})"
-        if page.startswith(f"{SOURCE}/") and (ROOT / normpath(f"{location}/../{target}")).is_file():
+        if (
+            is_outside
+            and "://" not in target
+            and (ROOT / normpath(f"{location}/../{target}")).is_file()
+        ):
             there = normpath(f"{location}/../{target}").removeprefix(f"{DOCS.name}/")
             return f"]({relpath(there, f'{page}/..')}{fragment})"
         return match[0]
@@ -107,7 +116,30 @@ def site_links(markdown: str, page: str) -> str:
 
 def location_of(page: str) -> str:
     """Return the path in the repository of the text of a page."""
+    if page == CHANGES[1]:
+        return CHANGES[0]
     return page.removeprefix(f"{SOURCE}/") if page.startswith(SOURCE) else f"{DOCS.name}/{page}"
+
+
+def version(changes: str) -> tuple[str, str]:
+    """Return the name and the title of the version that the pages describe.
+
+    Args:
+        changes: The text of the change log. Below the heading of its newest version stands what
+            changed since the one before.
+
+    Returns:
+        The minor version and the whole one, such as ``("0.2", "0.2.0")``. Where changes are not
+        released yet, ``("next", "after 0.2.0")``.
+    """
+    newest, *older = re.split(r"^## ", changes, flags=re.MULTILINE)[1:]
+    heading, _, unreleased = newest.partition("\n")
+    if heading.strip() != "Unreleased":
+        older = [newest, *older]
+    released = older[0].split()[0]
+    if heading.strip() == "Unreleased" and unreleased.strip():
+        return "next", f"after {released}"
+    return released.rpartition(".")[0], released
 
 
 def _expanded(entry: Any, rest: list[str]) -> list[Any]:
