@@ -43,6 +43,9 @@ from transformers import (
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
     LlavaOnevisionImageProcessorPil,
+    MiniCPMV4_6Config,
+    MiniCPMV4_6ForConditionalGeneration,
+    MiniCPMV4_6ImageProcessorPil,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     PixtralImageProcessorPil,
@@ -529,6 +532,47 @@ def make_llama4(folder: Path) -> None:
     size = {"size": {"height": 28, "width": 28}}
     (folder / "preprocessor_config.json").write_text(json.dumps({**images, **size}))
     write(folder, processor_class="Llama4Processor", patch_size=7)
+
+
+def make_minicpm(folder: Path) -> None:
+    """Make a MiniCPM-V 4.6 with slices of about 56 pixels, and 4 tokens of 28 pixels each."""
+    tokenizer = make_tokenizer(
+        image_token="<|image_pad|>",
+        video_token="<|video_pad|>",
+        image_start_token="<image>",
+        image_end_token="</image>",
+        slice_start_token="<slice>",
+        slice_end_token="</slice>",
+        image_id_start_token="<image_id>",
+        image_id_end_token="</image_id>",
+    )
+    ids = tokenizer.convert_tokens_to_ids
+    torch.manual_seed(0)
+    # Heads of 128 are the smallest of linear attention that vLLM's kernels for the CPU support.
+    linear = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    model = MiniCPMV4_6ForConditionalGeneration(
+        MiniCPMV4_6Config(
+            text_config={
+                "model_type": "qwen3_5_text",
+                **TEXT,
+                **linear,
+                "layer_types": ["linear_attention", "full_attention"],
+                "linear_num_key_heads": 2,
+                "linear_num_value_heads": 2,
+            },
+            vision_config=_tower(56, 7),
+            insert_layer_id=0,
+            image_size=56,
+            image_token_id=ids("<|image_pad|>"),
+            video_token_id=ids("<|video_pad|>"),
+        )
+    )
+    save(folder, model, tokenizer, "<|image_pad|>")
+    sizes = {"patch_size": 7, "scale_resolution": 56}
+    MiniCPMV4_6ImageProcessorPil(**sizes, max_slice_nums=6).save_pretrained(folder)
+    video = {"video_processor_type": "MiniCPMV4_6VideoProcessor", **sizes}
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(video))
+    write(folder, processor_class="MiniCPMV4_6Processor")
 
 
 def _tower(image_size: int, patch_size: int) -> dict[str, Any]:

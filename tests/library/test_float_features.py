@@ -26,7 +26,10 @@ from tests.media.golden_features import FAMILIES
 MODES = ("L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "1", "EXIF")
 NUM_IMAGES, NUM_IN_A_STORM = 45, 200
 """Images for each family: five of each mode, and more with --storm."""
-OF_THE_PROCESSOR = {"num_crops", "batch_num_images", "num_patches"}
+OF_THE_PROCESSOR = {
+    *("num_crops", "batch_num_images", "num_patches"),
+    *("grids", "num_patches_per_image"),
+}
 """Outputs of image processors that the whole processors drop, or models don't need."""
 BACKENDS = [
     pytest.param("pil"),

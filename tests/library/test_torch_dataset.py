@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from transformers import AutoProcessor, Qwen2VLForConditionalGeneration
+from transformers import AutoProcessor, AutoTokenizer, Qwen2VLForConditionalGeneration
 
 from afferent import Collator, FeatureDataset, Features, Modality, Sample, SharedItem
 from afferent.errors import ConfigError, InvalidRequest, UnsupportedMedia
@@ -103,6 +103,22 @@ def test_media_of_different_sizes_are_padded_as_by_the_processor(
         assert np.array_equal(made[name].numpy(), np.asarray(expected[name])), name
     assert "pixel_values" in made.keys() & expected.keys()
     assert ("token_type_ids" in made) == (make is make_gemma3)
+
+
+def test_images_of_a_sample_are_numbered(tmp_path: Path) -> None:
+    families.make_minicpm(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    images = [photo(90, 70, 1), photo(60, 60, 2)]
+    with Features(tmp_path) as features:
+        collator = Collator(features)
+        marker = collator.markers[Modality.IMAGE]
+        samples = [Sample(f"{marker} and {marker}", images), Sample(marker, images[1:])]
+        made = collator(FeatureDataset(features, samples).__getitems__([0, 1]))
+    first, second = map(tokenizer.decode, made["input_ids"])
+    assert first.count("<image_id>") == 2
+    assert " and <image_id>1</image_id><image>" in first
+    for each in (first, second):
+        assert each.startswith("<image_id>0</image_id><image>")
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])

@@ -63,6 +63,7 @@ FAMILIES: Final[Mapping[str, Callable[[Path], None]]] = {
     "glm4v": families.make_glm4v,
     "glm_ocr": families.make_glm_ocr,
     "llama4": families.make_llama4,
+    "minicpmv4_6": families.make_minicpm,
     "qwen2_5_omni": families.make_qwen2_5_omni,
     "qwen3_omni": families.make_qwen3_omni,
     "whisper": families.make_whisper,

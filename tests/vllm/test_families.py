@@ -19,7 +19,7 @@ from tests.media_files import make_audio, make_video, tone
 from tests.server import Server
 from tests.vllm.models_page import read_table
 from tests.vllm.servers import Stock, run_inside
-from tests.vllm.tiny_models import BOTH, BY_BYTES, CLIPS, FILMS, IMAGES, widen_heads
+from tests.vllm.tiny_models import ARGUMENTS, BOTH, BY_BYTES, CLIPS, FILMS, IMAGES, widen_heads
 
 pytestmark = pytest.mark.vllm
 
@@ -177,6 +177,7 @@ def test_as_stock_answers(
     make(folder)
     asked = asks(NUM_REQUESTS, 3)
     common = ("--served-model-name", "tiny", "--limit-mm-per-prompt", most)
+    common += ARGUMENTS.get(make, ())
     with Stock(folder, *common, "--enable-scale-out") as stock:
         expected = [_answer(stock.url, each) for each in asked]
         rendered = [_rendered(stock.url, each) for each in asked]

@@ -134,10 +134,17 @@ IMAGES: dict[str, Callable[[Path], None]] = {
     "gemma3n": _gemma3n,
     "internvl": _internvl,
     "idefics3": families.make_idefics3,
+    "minicpmv4_6": families.make_minicpm,
     "smolvlm": _smolvlm,
     "pixtral": families.make_pixtral,
     "mistral3": families.make_mistral3,
 }
+
+ARGUMENTS: dict[Callable[[Path], None], tuple[str, ...]] = {
+    # vLLM's linear attention for the CPU computes in nothing else.
+    families.make_minicpm: ("--dtype", "bfloat16"),
+}
+"""Arguments of vLLM that a model needs."""
 
 
 def _with_audio(make: Callable[[Path], None]) -> Callable[[Path], None]:

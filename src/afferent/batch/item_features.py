@@ -21,7 +21,8 @@ class ItemFeatures(dict[str, Any]):
     It is a dictionary, so that ``model(**features)`` and safetensors take it.
 
     Attributes:
-        prompt: Prompt of the item: numbers of embeddings, and texts around and between them.
+        prompt: Prompt of the item: numbers of embeddings, and texts around and between them. In a
+            text, ``\\0`` stands for the item's number among those of its modality, from 0.
         form: ``"compact"``, or ``"hf"``: exactly as the model's own processor makes them.
         made_by: ``"afferent"``, or ``"transformers"`` if the model's own processor made them.
         key: Content key of the compact features: equal for equal items and settings. ``None`` for

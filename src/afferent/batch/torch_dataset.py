@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +18,7 @@ from afferent.batch.item_features import Form, ItemFeatures
 from afferent.batch.shared_item import SharedItem
 from afferent.batch.workplace import of_extra
 from afferent.errors import ConfigError, InvalidRequest, UnsupportedModel
+from afferent.media.families.plan import numbered
 from afferent.store.block import torch_tensors
 from afferent.types import Modality
 
@@ -211,10 +213,11 @@ class Collator:
                 f"a sample has {len(items)} items, and its text has {len(texts) // 2} markers "
                 f"({', '.join(by_marker)})"
             )
-        pieces = (
-            before + by_marker[marker].written(item)
-            for before, marker, item in zip(texts[::2], texts[1::2], items, strict=True)
-        )
+        counts: Counter[str] = Counter()
+        pieces = []
+        for before, marker, item in zip(texts[::2], texts[1::2], items, strict=True):
+            pieces += [before, by_marker[marker].written(item, counts[marker])]
+            counts[marker] += 1
         return "".join([*pieces, last])
 
     def _types(self, torch: Any, ids: Any) -> Any:
@@ -240,10 +243,14 @@ class _Tokens:
             raise UnsupportedModel("the tokens of the model's prompts stand for no media")
         return cls(marker, embed, embed_id)
 
-    def written(self, item: ItemFeatures) -> str:
-        """Return the text of an item's prompt."""
-        pieces = (each if isinstance(each, str) else self.embed * each for each in item.prompt)
-        return "".join(pieces)
+    def written(self, item: ItemFeatures, number: int) -> str:
+        """Return the text of an item's prompt.
+
+        Args:
+            number: Number of the item among those of its modality in the sample.
+        """
+        prompt = numbered(item.prompt, number)
+        return "".join(each if isinstance(each, str) else self.embed * each for each in prompt)
 
 
 def _opened(item: ItemFeatures | SharedItem) -> ItemFeatures:

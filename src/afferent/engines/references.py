@@ -11,6 +11,7 @@ import binascii
 import hashlib
 import hmac
 import time
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -21,8 +22,8 @@ from afferent.errors import FormatError, MediaTooLarge
 from afferent.types import Handle, KeyBytes, Modality, NonNegative, decode, encode
 
 SCHEME: Final = "afferent:"
-VERSION = 3
-SCHEMA = "3-81e221c00de7b7206cc7b8bcb2bf797c"
+VERSION = 4
+SCHEMA = "4-84ec466689e1dc43682ceb8c5413163f"
 """The version, and the digest of its references (`tests.wire_schema`)."""
 _BLOCK_TAG = b"afferent/name-of-block/v1"
 _TAG = f"afferent/reference/v{VERSION}".encode()
@@ -30,8 +31,10 @@ _MAC_NBYTES = 16
 _MAX_CHARS = 1 << 17
 """A reference has all tokens around its item: a video of 768 frames has 47,000 characters."""
 
-Run = tuple[NonNegative, Annotated[int, Meta(ge=1, le=2**31)]]
+Run = tuple[NonNegative, Annotated[int, Meta(ge=0, le=2**31)]]
 """A token, and the number of its repetitions."""
+NUMBER_RUN: Final[Run] = (0, 0)
+"""Stands for the tokens of the item's number among those of its modality in a request, from 0."""
 
 
 class Of(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -84,9 +87,20 @@ class FeaturesReference(Struct, frozen=True, array_like=True, tag="f", forbid_un
         return sum(number for token, number in self.prompt if token == self.embed)
 
     @property
-    def token_ids(self) -> list[int]:
-        """Tokens of `prompt`, one by one."""
-        return [token for token, number in self.prompt for _ in range(number)]
+    def is_numbered(self) -> bool:
+        """Whether the prompt depends on the item's number."""
+        return NUMBER_RUN in self.prompt
+
+    def token_ids(self, number: Sequence[int] = ()) -> list[int]:
+        """Return the tokens of `prompt`, one by one.
+
+        Args:
+            number: Tokens of the item's number, if it `is_numbered`.
+        """
+        ids: list[int] = []
+        for run in self.prompt:
+            ids += number if run == NUMBER_RUN else [run[0]] * run[1]
+        return ids
 
     @property
     def name(self) -> str:

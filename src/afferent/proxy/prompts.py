@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from afferent.engines.references import FeaturesReference, Of, Run
+from afferent.engines.references import NUMBER_RUN, FeaturesReference, Of, Run
 from afferent.media.families.family import Family, MediaTokens
-from afferent.media.families.plan import Prompt
+from afferent.media.families.plan import NUMBER, Prompt
 from afferent.media.families.registry import POSITION_FEATURES
 from afferent.media.families.tokenizer import read_tokenizer
 from afferent.types import ContentKey, Handle, Modality
@@ -72,13 +72,19 @@ class PromptTokens:
         for piece in prompt:
             if isinstance(piece, int):
                 tokens.append((self._tokens[modality].embed, piece))
-            else:
-                ids = self._tokenizer.encode(piece, add_special_tokens=False).ids
-                tokens += [(token, 1) for token in ids]
+                continue
+            before, *texts = piece.split(NUMBER)
+            tokens += self._single(before)
+            for text in texts:
+                tokens += [NUMBER_RUN, *self._single(text)]
+        # A repeated token is one run; a number is a run of none.
         return tuple(
             (token, sum(number for _, number in group))
-            for token, group in groupby(tokens, key=lambda run: run[0])
+            for (token, _), group in groupby(tokens, key=lambda run: (run[0], run[1] > 0))
         )
+
+    def _single(self, text: str) -> list[Run]:
+        return [(token, 1) for token in self._tokenizer.encode(text, add_special_tokens=False).ids]
 
 
 def _small(tree: Mapping[str, Any]) -> dict[str, list[int | float] | int | float]:

@@ -44,6 +44,8 @@ from afferent.errors import (
 from afferent.items.request import MediaPart
 from afferent.media.families.family import Family, MediaTokens, read_json
 from afferent.media.families.plan import Prompt as ItemPrompt
+from afferent.media.families.plan import numbered
+from afferent.media.families.registry import facts_of
 from afferent.media.families.tokenizer import read_tokenizer
 from afferent.types import Modality, Placeholder, ToolForm
 
@@ -93,6 +95,7 @@ class PromptBuilder:
         special = [] if as_vllm else special
         self._special = tuple(dict.fromkeys([*special, *written]))
         self._tokens = family.tokens
+        self._numbers_items = facts_of(folder).numbers_items
         self._modality_of = {tokens.marker: kind for kind, tokens in family.tokens.items()}
         self.max_token_characters = max(map(len, self._tokenizer.get_vocab()))
         """Upper bound of the characters in one token."""
@@ -130,7 +133,9 @@ class PromptBuilder:
         # A template may move items before the text, but not past others of their kind.
         media = [p for message in messages for p in message.parts if isinstance(p, MediaPart)]
         waiting: dict[Modality, deque[int]] = {kind: deque() for kind in self._tokens}
+        numbers: list[int] = []
         for index, part in enumerate(media):
+            numbers.append(len(waiting[part.modality]))
             waiting[part.modality].append(index)
         token_ids: list[int] = []
         placeholders: dict[int, Placeholder] = {}
@@ -143,7 +148,10 @@ class PromptBuilder:
                 raise InternalError("the chat template names an item that there is not")
             else:
                 index, start = waiting[kind].popleft(), len(token_ids)
-                placeholders[index] = self._open(kind, written[index], token_ids)
+                item = written[index]
+                if self._numbers_items:
+                    item = numbered(item, numbers[index])
+                placeholders[index] = self._open(kind, item, token_ids)
                 spans[index] = Placeholder(start, len(token_ids) - start)
         if len(placeholders) != len(media):
             raise InvalidRequest(
@@ -212,8 +220,11 @@ class PromptBuilder:
     @cached_property
     def can_append(self) -> bool:
         """Whether the tokens of messages are the same behind any others, so that `appended` gives
-        them: not if the chat template counts pictures, or drops the text of earlier answers.
+        them: not if the chat template or the family counts pictures, or if the template drops the
+        text of earlier answers.
         """
+        if self._numbers_items:
+            return False
         text = Message("user", (TextPart("What is it? "),))
         answer = Message("assistant", (TextPart(_ANSWERED),))
         system = Message("system", (TextPart("Be brief."),))

@@ -25,6 +25,8 @@ class EngineFacts:
             all models.
         items_see_themselves: The positions of an item attend to each other, later ones included, so
             that an item has to be computed at once.
+        numbers_items: The prompt of an item contains its number in the request (`plan.NUMBER`), so
+            that it can't be written before the media in front of it are known.
         compared_with: Types of models whose answers from these features were compared with those
             of an upstream from the same media, by the upstream's name (``vllm``). Behind that
             upstream, features replace the media of such models. Those of images have the same bits
@@ -39,6 +41,7 @@ class EngineFacts:
 
     position_features: frozenset[str] = frozenset()
     items_see_themselves: bool = False
+    numbers_items: bool = False
     sharded_like: Mapping[str, str] = field(default_factory=dict)
     compared_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     without_videos: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

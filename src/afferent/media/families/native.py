@@ -14,6 +14,7 @@ from afferent.media.families import (
     internvl,
     llama4,
     llava,
+    minicpm,
     omni,
     outside,
     pixtral,
@@ -31,6 +32,7 @@ NativeFamily = (
     | idefics3.Idefics3Family
     | internvl.TiledFamily
     | llama4.Llama4Family
+    | minicpm.MiniCpmFamily
     | omni.OmniFamily
     | outside.OutsideFamily
     | pixtral.PixtralFamily
@@ -50,6 +52,7 @@ ENTRIES: Final[tuple[Entry[NativeFamily], ...]] = (
     internvl.ENTRY,
     llama4.ENTRY,
     llava.ENTRY,
+    minicpm.ENTRY,
     omni.ENTRY,
     pixtral.ENTRY,
     qwen2_audio.ENTRY,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Struct
 
 from afferent.store.block import codec
@@ -10,8 +12,19 @@ from afferent.types import TensorSpec
 Prompt = tuple[int | str, ...]
 """Prompt of an item, such as ``("<img>", 256, "</img>")``.
 
-An integer is a number of embedding rows, a string is text around or between them.
+An integer is a number of embedding rows, a string is text around or between them, which may
+contain `NUMBER`.
 """
+
+NUMBER: Final = "\0"
+"""Stands in a text for the item's number among those of its modality in a request, from 0."""
+
+
+def numbered(prompt: Prompt, number: int) -> Prompt:
+    """Return the prompt of the item with this number in its request."""
+    return tuple(
+        piece.replace(NUMBER, str(number)) if isinstance(piece, str) else piece for piece in prompt
+    )
 
 
 class FeaturePlan(Struct, frozen=True, forbid_unknown_fields=True):

@@ -141,7 +141,8 @@ def _processor_class(stock: Any) -> Any:
         else:
             prompt_ids = self._postprocess_prompt(inputs.prompt)
             done = MultiModalProcessingResult(prompt_ids, MultiModalKwargsItems({}), {}, {})
-        updates = [_replacement(modality, found) for modality, found in ours.items()]
+        tokenizer = self.info.get_tokenizer()
+        updates = [_replacement(modality, found, tokenizer) for modality, found in ours.items()]
         counts = {modality: len(found) for modality, found in ours.items()}
         return MultiModalProcessingResult(
             prompt_ids=done.prompt_ids,
@@ -190,12 +191,17 @@ def _check(ours: Mapping[str, Sequence[FeaturesReference]], info: Any) -> None:
         raise ValueError(f"this server takes media from Afferent only: {error}") from error
 
 
-def _replacement(modality: str, found: Sequence[FeaturesReference]) -> PromptReplacement:
+def _replacement(
+    modality: str, found: Sequence[FeaturesReference], tokenizer: Any
+) -> PromptReplacement:
     def content(index: int) -> PromptUpdateDetails:
         item = found[index]
         if len(item.prompt) == 1:  # rows alone need no mask, which has a byte for each row
-            return PromptUpdateDetails.from_seq(item.token_ids)
-        return PromptUpdateDetails.select_token_id(item.token_ids, item.embed)
+            return PromptUpdateDetails.from_seq(item.token_ids())
+        number: Sequence[int] = ()
+        if item.is_numbered:
+            number = tokenizer.encode(str(index), add_special_tokens=False)
+        return PromptUpdateDetails.select_token_id(item.token_ids(number), item.embed)
 
     return PromptReplacement(
         modality=modality, target=lambda index: [found[index].marker], replacement=content
