@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +31,9 @@ MODULES = (
 """Modules in which the store's processes use the operating system."""
 
 _BESIDES: dict[tuple[str, str], Any] = {
-    ("afferent.store.arena", "_libc"): SimpleNamespace(madvise=lambda *_: 0),
+    ("afferent.store.advice", "_libc"): SimpleNamespace(madvise=lambda *_: 0),
+    # Whether this machine offers huge pages must not change a run.
+    ("afferent.store.backing", "_HUGE_PAGES"): Path(os.devnull),
     ("afferent.store.backing", "CHUNK_NBYTES"): 2 * PAGE_NBYTES,
     ("afferent.store.backing", "AHEAD_NBYTES"): 2 * PAGE_NBYTES,
     ("afferent.store.backing", "memory"): SimpleNamespace(

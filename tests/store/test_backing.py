@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -87,6 +89,32 @@ def test_the_chunk_after_what_is_used_is_got_ahead_of_its_use(fd: int) -> None:
     assert backed.back(3 * CHUNK_NBYTES, CAPACITY) == CAPACITY
     wait_for_threads()
     assert taken_nbytes(fd) == CAPACITY, "after the last chunk there is none"
+
+
+@pytest.mark.parametrize("chosen", ["always within_size [advise] never", "[never] advise", ""])
+def test_memory_is_cleared_however_the_system_gives_huge_pages(
+    chosen: str, fd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = tmp_path / "shmem_enabled"
+    if chosen:
+        setting.write_text(chosen)
+    monkeypatch.setattr(backing, "_HUGE_PAGES", setting)
+    asked: list[int] = []
+    monkeypatch.setattr(backing, "mmap", _counted(asked))
+    allocated = Backing(fd, ahead=False)
+    assert allocated.back(CHUNK_NBYTES, CHUNK_NBYTES + 1) == 2 * CHUNK_NBYTES
+    assert taken_nbytes(fd) == CHUNK_NBYTES
+    assert not any(os.pread(fd, CHUNK_NBYTES, CHUNK_NBYTES))
+    assert backing.has_memory(fd, CHUNK_NBYTES, 2 * CHUNK_NBYTES)
+    assert asked == ([CHUNK_NBYTES] if "[advise]" in chosen else [])
+
+
+def _counted(asked: list[int]) -> SimpleNamespace:
+    def counted(fd: int, nbytes: int, *, offset: int) -> mmap.mmap:
+        asked.append(offset)
+        return mmap.mmap(fd, nbytes, offset=offset)
+
+    return SimpleNamespace(mmap=counted)
 
 
 def test_memory_that_was_used_is_not_cleared(fd: int) -> None:

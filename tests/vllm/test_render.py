@@ -105,5 +105,6 @@ def test_prompts_are_those_of_vllm(both: tuple[str, str, str]) -> None:
     for (_, what), number in counts.items():
         outcomes[what] += number
     assert outcomes.keys() <= {"equal", "refused by both", "vLLM fails"}
-    assert name == "gemma3" or not outcomes["vLLM fails"]
+    # It can't render two adjacent images of these models.
+    assert name in ("gemma3", "gemma3n") or not outcomes["vLLM fails"]
     assert outcomes["refused by both"] <= request_count / 20

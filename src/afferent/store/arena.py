@@ -14,15 +14,10 @@ from typing import Any, Self
 import numpy as np
 
 from afferent.errors import StaleHandle
-from afferent.store import backing
+from afferent.store import advice, backing
 
 _PIECE_NBYTES = 1 << 20
 """Part of the arena whose page tables are filled in one step; chunks consist of such pieces."""
-_MADV_DONTFORK = 10
-_MADV_HUGEPAGE = 14
-_MADV_POPULATE_READ = 22  # since Linux 5.14
-
-_libc = ctypes.CDLL(None, use_errno=True)  # its calls, unlike mmap.madvise, release the GIL
 _maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
 
@@ -59,8 +54,8 @@ class ArenaMap:
         self._map = mmap.mmap(fd, self.nbytes, flags=mmap.MAP_SHARED, prot=protection)
         _maps.add(self._map)
         self._pid = os.getpid()
-        self._advise(0, self.nbytes, _MADV_DONTFORK)
-        self._advise(0, self.nbytes, _MADV_HUGEPAGE)  # refused if the system does not allow it
+        self._advise(0, self.nbytes, advice.DONTFORK)
+        self._advise(0, self.nbytes, advice.HUGEPAGE)  # refused if the system does not allow it
         self._all: memoryview | None = None
         self._retired: weakref.ref[Any] | None = None
         self.renew()
@@ -167,17 +162,13 @@ class ArenaMap:
         """
         start = first * _PIECE_NBYTES
         nbytes = min(end * _PIECE_NBYTES, self.nbytes) - start
-        self._advise(start, nbytes, _MADV_POPULATE_READ)
+        self._advise(start, nbytes, advice.POPULATE_READ)
         self._is_mapped[first:end] = b"\1" * (end - first)
 
-    def _advise(self, offset: int, nbytes: int, advice: int) -> int:
-        """Call madvise(2); return the error number, or 0."""
-        address = self.address + offset
-        failed = _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), advice)
-        return ctypes.get_errno() if failed else 0
+    def _advise(self, offset: int, nbytes: int, kind: int) -> None:
+        advice.advise(self.address + offset, nbytes, kind)
 
     @property
     def address(self) -> int:
         """Start address of the map in this process."""
-        interface: dict[str, Any] = np.frombuffer(self._map, dtype=np.uint8).__array_interface__
-        return int(interface["data"][0])
+        return advice.address_of(self._map)

@@ -10,13 +10,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import mmap
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable
+from pathlib import Path
 
 from afferent.runtime import logs, memory
+from afferent.store import advice
 
 CHUNK_NBYTES = 16 << 20
 """Takes about 7 ms, and the check of free memory half a millisecond more."""
@@ -25,6 +28,7 @@ AHEAD_NBYTES = 32 << 20
 
 _ZEROS = memoryview(bytes(256 << 10))
 """Fits into a core's cache."""
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 _TRY_AGAIN_S = 0.9
 _LEFT_PART, _MOST_LEFT_NBYTES = 0.05, 1 << 30
 """Part, and maximum bytes, of the machine's memory that are left to other processes."""
@@ -148,8 +152,26 @@ def give_memory(fd: int, start: int, end: int) -> None:
         is_used = False
     if is_used:
         os.posix_fallocate(fd, start, end - start)
-    while not is_used and start < end:
-        start += os.pwrite(fd, _ZEROS[: end - start], start)
+    elif not _give_huge_pages(fd, start, end):
+        while start < end:
+            start += os.pwrite(fd, _ZEROS[: end - start], start)
+
+
+def _give_huge_pages(fd: int, start: int, end: int) -> bool:
+    """Allocate cleared memory in huge pages where the system wants to be asked for them.
+
+    A write to the file does not ask. With the other settings it gets huge pages, or nothing does.
+    """
+    try:
+        if "[advise]" not in _HUGE_PAGES.read_text():
+            return False
+        with mmap.mmap(fd, end - start, offset=start) as mapped:
+            where = advice.address_of(mapped), end - start
+            advice.advise(*where, advice.HUGEPAGE)
+            # It fails on an older kernel, and without memory: then a write tells.
+            return advice.advise(*where, advice.POPULATE_WRITE) == 0
+    except (OSError, ValueError):
+        return False
 
 
 def _allocate(fd: int, start: int, end: int) -> None:
