@@ -122,20 +122,14 @@ def test_the_site_of_all_versions_keeps_the_older_ones(tmp_path: Path) -> None:
     _git(tmp_path, "checkout", "--quiet", "--orphan", "main")
     _git(tmp_path, "commit", "--quiet", "--message", "The tree")
 
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.docs_version"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-
     def page(name: str) -> str:
         return _git(tmp_path, "show", f"gh-pages:{name}")
 
+    def write_version(heading: str) -> None:
+        log.write_text(f"# Changelog\n\n## {heading}\n\n- A change.\n\n## 0.1.0\n")
+        _add_version(tmp_path)
+
+    _add_version(tmp_path)
     assert json.loads(page("versions.json")) == [
         {"version": "0.3", "title": "0.3.0", "aliases": ["latest"]},
         {"version": "0.2", "title": "0.2.9", "aliases": []},
@@ -145,6 +139,16 @@ def test_the_site_of_all_versions_keeps_the_older_ones(tmp_path: Path) -> None:
     assert "latest/" in page("index.html")
     assert '"provider": "mike"' in page("0.3/index.html")
     assert '<h2 id="030-a-day">' in page("0.3/changes.html")
+    (tmp_path / "mkdocs.yml").write_text("site_name: Small\ndocs_dir: small\nplugins: [mike]\n")
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small/index.md").write_text("A page.")
+    write_version("Unreleased")
+    assert [each["version"] for each in json.loads(page("versions.json"))] == ["next", "0.3", "0.2"]
+    write_version("0.2.10 (a fix of an older version)")
+    assert page("latest") == "0.3"
+    write_version("0.4.0")
+    assert [each["version"] for each in json.loads(page("versions.json"))] == ["0.4", "0.3", "0.2"]
+    assert page("latest") == "0.4"
 
 
 @pytest.mark.timeout(600)
@@ -182,6 +186,17 @@ def test_the_site_builds(tmp_path: Path) -> None:
         for name in set(module.__all__) - {"__version__"}:
             dot = "." if inspect.ismodule(getattr(module, name)) else ""
             assert f'id="{face}.{name}{dot}' in public, f"{name} is not documented"
+
+
+def _add_version(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.docs_version"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def _git(folder: Path, *arguments: str) -> str:

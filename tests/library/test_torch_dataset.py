@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from transformers import AutoProcessor, AutoTokenizer, Qwen2VLForConditionalGeneration
+from transformers import (
+    AutoProcessor,
+    AutoTokenizer,
+    MiniCPMV4_6ForConditionalGeneration,
+    Qwen2VLForConditionalGeneration,
+)
 
 from afferent import Collator, FeatureDataset, Features, Modality, Sample, SharedItem
 from afferent.errors import ConfigError, InvalidRequest, UnsupportedMedia
@@ -84,6 +89,7 @@ def test_a_batch_trains_the_model_with_labels_of_texts_alone() -> None:
         families.make_llava_next,
         families.make_pixtral,
         families.make_smolvlm,
+        families.make_minicpm,
         make_gemma3,
     ],
 )
@@ -114,6 +120,9 @@ def test_images_of_a_sample_are_numbered(tmp_path: Path) -> None:
         marker = collator.markers[Modality.IMAGE]
         samples = [Sample(f"{marker} and {marker}", images), Sample(marker, images[1:])]
         made = collator(FeatureDataset(features, samples).__getitems__([0, 1]))
+        model = MiniCPMV4_6ForConditionalGeneration.from_pretrained(tmp_path)
+    with torch.no_grad():
+        assert model(**made).logits.isfinite().all()
     first, second = map(tokenizer.decode, made["input_ids"])
     assert first.count("<image_id>") == 2
     assert " and <image_id>1</image_id><image>" in first

@@ -20,7 +20,7 @@ from afferent.builtin.engine.model.runner import Runner
 from afferent.builtin.pipeline.prompt import PromptBuilder
 from afferent.builtin.pipeline.request import Message, TextPart
 from afferent.conformance import CHECKS_OF_FAMILIES, check_family
-from afferent.engines.references import Of
+from afferent.engines.references import NUMBER_RUN, Of
 from afferent.errors import UnsupportedModel
 from afferent.items.request import MediaPart
 from afferent.media.decoded import DecodedImage
@@ -153,6 +153,17 @@ def test_fewer_slices_for_fewer_pixels(folder: Path) -> None:
     assert [parts[most].shape[0] for most in parts] == [1, 1, 3, 3, 5, 5, 7]
 
 
+def test_own_processor_keeps_to_fewer_slices(folder: Path) -> None:
+    bounded = describe(folder, reference=True).bounded(3 * SIDE**2)
+    image = DecodedImage(np.random.default_rng(3).integers(0, 256, (200, 300, 3), np.uint8))
+    plan = bounded.plan(image.header)
+    assert plan is not None
+    assert plan.specs["target_sizes"].shape == (3, 2)
+    out = {name: np.zeros(s.shape, s.dtype) for name, s in plan.specs.items()}
+    bounded.process(image, out)
+    assert out["pixel_values"].all()
+
+
 def test_items_of_a_prompt_are_numbered(folder: Path) -> None:
     """Also where messages lie between them; a prompt is not computed in parts then."""
     builder = PromptBuilder(folder, known(folder))
@@ -197,6 +208,16 @@ def test_reference_leaves_a_place_for_the_number(folder: Path) -> None:
         )
         expected = tokenizer.encode(written, add_special_tokens=False).ids
         assert made.token_ids(digits) == expected
+
+
+def test_runs_of_a_prompt_with_several_numbers(folder: Path) -> None:
+    tokens = PromptTokens(folder, known(folder))
+    embed, slice_id = known(folder).image.embed, tokens.runs(Modality.IMAGE, ("<slice>",))[0][0]
+    prompt = ("<slice><slice>\0\0<slice>", 2, "\0", 0, 3, 4)
+    assert tokens.runs(Modality.IMAGE, prompt) == (
+        *((slice_id, 2), NUMBER_RUN, NUMBER_RUN, (slice_id, 1)),
+        *((embed, 2), NUMBER_RUN, (embed, 7)),
+    )
 
 
 @pytest.mark.parametrize(

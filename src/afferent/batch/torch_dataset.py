@@ -160,7 +160,8 @@ class Collator:
             for modality, tokens in features.media_tokens.items()
         }
         registry = of_extra("afferent.media.families.registry")
-        self._see_themselves = registry.facts_of(features.folder).items_see_themselves
+        facts = registry.facts_of(features.folder)
+        self._see_themselves, self._side_by_side = facts.items_see_themselves, facts.side_by_side
 
     @property
     def markers(self) -> dict[Modality, str]:
@@ -184,7 +185,9 @@ class Collator:
         inputs.pop("token_type_ids", None)
         made = [self._inputs(item) for items in media for item in items]
         for name in dict.fromkeys(name for each in made for name in each):
-            inputs[name] = _joined(torch, [each[name] for each in made if name in each])
+            found = [each[name] for each in made if name in each]
+            is_side_by_side = name in self._side_by_side
+            inputs[name] = torch.cat(found, -1) if is_side_by_side else _joined(torch, found)
         types = self._types(torch, inputs["input_ids"])
         if self._see_themselves:
             inputs["token_type_ids"] = types

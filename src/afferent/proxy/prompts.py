@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -68,23 +67,24 @@ class PromptTokens:
         )
 
     def _runs(self, modality: Modality, prompt: Prompt) -> tuple[Run, ...]:
-        tokens: list[Run] = []
+        runs: list[Run] = []
+
+        def add(token: int, count: int) -> None:
+            if runs and runs[-1][0] == token and runs[-1] != NUMBER_RUN:
+                count += runs.pop()[1]
+            if count:
+                runs.append((token, count))
+
         for piece in prompt:
             if isinstance(piece, int):
-                tokens.append((self._tokens[modality].embed, piece))
+                add(self._tokens[modality].embed, piece)
                 continue
-            before, *texts = piece.split(NUMBER)
-            tokens += self._single(before)
-            for text in texts:
-                tokens += [NUMBER_RUN, *self._single(text)]
-        # A repeated token is one run; a number is a run of none.
-        return tuple(
-            (token, sum(number for _, number in group))
-            for (token, _), group in groupby(tokens, key=lambda run: (run[0], run[1] > 0))
-        )
-
-    def _single(self, text: str) -> list[Run]:
-        return [(token, 1) for token in self._tokenizer.encode(text, add_special_tokens=False).ids]
+            for index, text in enumerate(piece.split(NUMBER)):
+                if index:
+                    runs.append(NUMBER_RUN)
+                for token in self._tokenizer.encode(text, add_special_tokens=False).ids:
+                    add(token, 1)
+        return tuple(runs)
 
 
 def _small(tree: Mapping[str, Any]) -> dict[str, list[int | float] | int | float]:

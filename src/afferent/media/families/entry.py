@@ -25,8 +25,9 @@ class EngineFacts:
             all models.
         items_see_themselves: The positions of an item attend to each other, later ones included, so
             that an item has to be computed at once.
-        numbers_items: The prompt of an item contains its number in the request (`plan.NUMBER`), so
-            that it can't be written before the media in front of it are known.
+        numbers_items: The prompt of an item contains its number in the request (`plan.NUMBER`).
+        side_by_side: Names of features whose arrays are joined along the last axis, and not along
+            the first one, if a batch has several items.
         compared_with: Types of models whose answers from these features were compared with those
             of an upstream from the same media, by the upstream's name (``vllm``). Behind that
             upstream, features replace the media of such models. Those of images have the same bits
@@ -42,6 +43,7 @@ class EngineFacts:
     position_features: frozenset[str] = frozenset()
     items_see_themselves: bool = False
     numbers_items: bool = False
+    side_by_side: frozenset[str] = frozenset()
     sharded_like: Mapping[str, str] = field(default_factory=dict)
     compared_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     without_videos: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

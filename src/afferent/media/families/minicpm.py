@@ -14,7 +14,11 @@ import msgspec
 
 from afferent.media.decoded import Array, Media
 from afferent.media.families.entry import EngineFacts, Entry
-from afferent.media.families.family import MediaTokens, processor_settings
+from afferent.media.families.family import (
+    MediaTokens,
+    ProcessorLayout,
+    processor_settings,
+)
 from afferent.media.families.images import LaidOutFamily, decoded_image
 from afferent.media.families.plan import NUMBER, FeaturePlan, Prompt
 from afferent.media.families.settings import PLAIN_COLOURS, Defaults, pixel_settings
@@ -29,6 +33,7 @@ _PROCESSORS: Final[Defaults] = {"MiniCPMV4_6ImageProcessor": {**PLAIN_COLOURS, "
 _SLICE_SIDE, _MAX_SLICES, _INSERT_LAYER = 448, 9, 6
 _MERGED: Final = 4
 """Patches of a row or column that become one embedding."""
+_PATCHES, _SIZES = "pixel_values", "target_sizes"
 _TEXTS: Final = {
     "image_id_start_token": "<image_id>",
     "image_id_end_token": "</image_id>",
@@ -60,12 +65,15 @@ class MiniCpmFamily(LaidOutFamily, tag="minicpmv4_6", frozen=True, kw_only=True)
     def laid_out(self, header: ImageHeader, dtype: str) -> FeaturePlan:
         patches = [self._num_patches(size) for size in self._sizes(header)]
         specs = {
-            "pixel_values": TensorSpec(
-                dtype, (1, 3, self.patch_side, sum(patches) * self.patch_side)
-            ),
-            "target_sizes": TensorSpec("int32", (len(patches), 2)),
+            _PATCHES: TensorSpec(dtype, (1, 3, self.patch_side, sum(patches) * self.patch_side)),
+            _SIZES: TensorSpec("int32", (len(patches), 2)),
         }
         return FeaturePlan(specs, self._prompt(header, patches))
+
+    @property
+    def processor_layout(self) -> ProcessorLayout:
+        layout = super().processor_layout
+        return ProcessorLayout(plan=layout.plan, arguments={"max_slice_nums": self.max_slices})
 
     def _prompt(self, header: ImageHeader, patches: list[int]) -> Prompt:
         rows, columns = self.grid(header)
@@ -89,7 +97,7 @@ class MiniCpmFamily(LaidOutFamily, tag="minicpmv4_6", frozen=True, kw_only=True)
         image = decoded_image(media)
         rows, columns = self.grid(image.header)
         whole, *slices = self._sizes(image.header)
-        pixels, sizes = out["pixel_values"][0], out["target_sizes"]
+        pixels, sizes = out[_PATCHES][0], out[_SIZES]
         shown = self.resampling.resize(image.pixels, *whole)
         end = write_patch_rows(shown, pixels, 0)
         if slices:
@@ -188,13 +196,13 @@ def describe(folder: Path, config: Mapping[str, Any]) -> MiniCpmFamily | None:
 
 def _inputs_of_vllm(family: MiniCpmFamily, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the patches of each part in a row of its own, filled up with zeros."""
-    (pixels,), sizes = inputs["pixel_values"], inputs["target_sizes"].long()
+    (pixels,), sizes = inputs[_PATCHES], inputs[_SIZES].long()
     lengths = (sizes.prod(-1) * family.patch_side).tolist()
     rows = pixels.new_zeros((1, len(lengths), *pixels.shape[:-1], max(lengths)))
     for row, part in zip(rows[0], pixels.split(lengths, dim=-1), strict=True):
         row[..., : part.shape[-1]] = part
     merger = sizes.new_ones((1, 1)) == int(family.merges_early)
-    return {"pixel_values": rows, "tgt_sizes": sizes[None], "use_vit_merger": merger}
+    return {_PATCHES: rows, "tgt_sizes": sizes[None], "use_vit_merger": merger}
 
 
 _TYPES = ("minicpmv4_6",)
@@ -203,6 +211,7 @@ ENTRY = Entry(
     describe=describe,
     engine=EngineFacts(
         numbers_items=True,
+        side_by_side=frozenset({_PATCHES}),
         compared_with={"vllm": _TYPES},
         encoder_inputs={"vllm": _inputs_of_vllm},
     ),
