@@ -37,7 +37,7 @@ from tests.pages import (
     prose_lines,
     without_blocks,
 )
-from tools import settings_page
+from tools import records_page, settings_page
 from tools.command_lines import commands, flags, parsers
 
 LANGUAGES = {"", "bash", "console", "html", "js", "json", "python", "sh", "text", "toml", "yaml"}
@@ -360,6 +360,11 @@ def test_messages_in_troubleshooting_are_said() -> None:
                 continue  # a word, a value of the reader's, or a message of the operating system
             pattern = ".*".join(re.escape(part.strip()) for part in quoted.split("..."))
             assert any(re.search(pattern, text, re.DOTALL) for text in said), quoted
+
+
+def test_the_page_of_records_has_their_figures() -> None:
+    """``python -m tools.records_page --write`` updates it."""
+    assert records_page.PAGE.read_text() == records_page.write_page()
 
 
 def test_the_page_of_settings_is_up_to_date() -> None:
