@@ -10,8 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import httpx2 as httpx
-
+from benchmarks.client import Client, clients
 from benchmarks.pages import PageFiles
 from benchmarks.peers.servers import MODEL, Side
 
@@ -80,10 +79,9 @@ def put(side: Side, path: str, bodies: Sequence[bytes], c: int, *, uds: str | No
         RuntimeError: An answer is not 200.
     """
     outside, engine = side.cpu_s()
-    start_s = time.monotonic()
     url = "http://vllm" if uds else side.url
-    ordered = sorted(asyncio.run(post_all(url + path, bodies, c, uds=uds)))
-    took_s = time.monotonic() - start_s
+    seconds, took_s = asyncio.run(post_all(url + path, bodies, c, uds=uds))
+    ordered = sorted(seconds)
     outside_now, engine_now = side.cpu_s()
     return Load(
         requests_per_s=len(bodies) / took_s,
@@ -96,30 +94,24 @@ def put(side: Side, path: str, bodies: Sequence[bytes], c: int, *, uds: str | No
 
 async def post_all(
     url: str, bodies: Sequence[bytes], c: int, *, uds: str | None = None
-) -> list[float]:
-    """Send all requests; return the seconds of each. Answers are discarded.
+) -> tuple[list[float], float]:
+    """Send all requests; return the seconds of each, and those of all. Answers are discarded.
+
+    The clients have connected before.
 
     Raises:
         RuntimeError: An answer is not 200.
     """
     waiting: Iterator[bytes] = iter(bodies)
     seconds: list[float] = []
-    transport = httpx.AsyncHTTPTransport(uds=uds, limits=httpx.Limits(max_connections=c))
-    headers = {"content-type": "application/json"}
-    async with httpx.AsyncClient(
-        transport=transport, timeout=_TIMEOUT_S, headers=headers
-    ) as client:
 
-        async def work() -> None:
-            for body in waiting:
-                start_s = time.monotonic()
-                async with client.stream("POST", url, content=body) as answer:
-                    if answer.status_code != 200:
-                        said = (await answer.aread())[:300]
-                        raise RuntimeError(f"{url} answered {answer.status_code}: {said!r}")
-                    async for _ in answer.aiter_raw():  # some answers have tens of megabytes
-                        pass
-                seconds.append(time.monotonic() - start_s)
+    async def work(client: Client) -> None:
+        for body in waiting:
+            start_s = time.monotonic()
+            await client.post(body)
+            seconds.append(time.monotonic() - start_s)
 
-        await asyncio.gather(*(work() for _ in range(c)))
-    return seconds
+    async with clients(url, c, uds=uds) as opened, asyncio.timeout(_TIMEOUT_S):
+        start_s = time.monotonic()
+        await asyncio.gather(*map(work, opened))
+        return seconds, time.monotonic() - start_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.server
 import threading
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks import senders
+from benchmarks.peers.load import post_all
 
 NUM_BODIES = 40
 
@@ -18,6 +20,7 @@ class Host(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.got: list[bytes] = []
         self.status = 200
+        self.chunks: list[bytes] = []
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -28,9 +31,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["content-length"]))
         self.server.got.append(self.path.encode() + b" " + body)
         self.send_response(self.server.status)
-        self.send_header("Content-Length", "2")
+        if not self.server.chunks:
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"ok")
+            return
+        self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        self.wfile.write(b"ok")
+        for chunk in (*self.server.chunks, b""):
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
     def log_message(self, *_: object) -> None:
         pass
@@ -57,3 +66,16 @@ def test_each_body_is_sent_once(host: Host) -> None:
         host.status = 503
         with pytest.raises(RuntimeError, match="503"):
             send(url, bodies[:2], 2)
+
+
+def test_answers_in_chunks_are_read_to_their_ends(host: Host) -> None:
+    host.chunks = [b"a" * 3_000_000, b"b", b"c" * 70_000]
+    bodies = [b"body %d" % number for number in range(6)]
+    url = f"http://127.0.0.1:{host.server_port}/a"
+    seconds, took_s = asyncio.run(post_all(url, bodies, 2))
+    assert sorted(host.got) == sorted(b"/a " + body for body in bodies)
+    assert len(seconds) == len(bodies)
+    assert max(seconds) <= took_s <= sum(seconds)
+    host.status = 400
+    with pytest.raises(RuntimeError, match="400"):
+        asyncio.run(post_all(url, bodies[:1], 1))
