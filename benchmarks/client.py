@@ -49,10 +49,13 @@ class Client:
         if (length := fields.get(b"content-length")) is not None:
             said = await self._skip(int(length))
         elif fields.get(b"transfer-encoding") == b"chunked":
-            while nbytes := int(await self._reader.readline(), 16):
+            while nbytes := int((await self._reader.readline()).split(b";")[0], 16):
                 said = await self._skip(nbytes)
                 await self._reader.readline()
-            await self._reader.readline()
+            while (await self._reader.readline()).strip():  # fields behind the body
+                pass
+        else:
+            raise RuntimeError(f"an answer without a length: {first!r}")
         if first.split(b" ", 2)[1] != b"200":
             raise RuntimeError(f"a request was answered with {first!r} {said!r}")
 

@@ -108,10 +108,11 @@ async def post_all(
     async def work(client: Client) -> None:
         for body in waiting:
             start_s = time.monotonic()
-            await client.post(body)
+            async with asyncio.timeout(_TIMEOUT_S):
+                await client.post(body)
             seconds.append(time.monotonic() - start_s)
 
-    async with clients(url, c, uds=uds) as opened, asyncio.timeout(_TIMEOUT_S):
+    async with clients(url, c, uds=uds) as opened:
         start_s = time.monotonic()
         await asyncio.gather(*map(work, opened))
         return seconds, time.monotonic() - start_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ import pytest
 
 from afferent.errors import StoreFull
 from afferent.runtime import memory
-from afferent.store import backing
+from afferent.store import advice, backing
 from afferent.store.arena import ArenaMap
 from afferent.store.backing import AHEAD_NBYTES, CHUNK_NBYTES, Backing
 from afferent.store.client.daemon_store import DaemonStore
@@ -91,30 +91,77 @@ def test_the_chunk_after_what_is_used_is_got_ahead_of_its_use(fd: int) -> None:
     assert taken_nbytes(fd) == CAPACITY, "after the last chunk there is none"
 
 
-@pytest.mark.parametrize("chosen", ["always within_size [advise] never", "[never] advise", ""])
+@pytest.fixture
+def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Replace the machine's settings of huge pages: they are offered to who asks."""
+    (tmp_path / "shmem_enabled").write_text("always within_size [advise] never\n")
+    (tmp_path / "hpage_pmd_size").write_text(f"{2 * MiB}\n")
+    monkeypatch.setattr(backing, "_HUGE_PAGES", tmp_path)
+    monkeypatch.setattr(backing, "_huge_pages", backing.HugePages())
+    return tmp_path
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the size of each range that the kernel is asked to fill."""
+    found: list[int] = []
+
+    def advise(address: int, nbytes: int, advice_: int) -> int:
+        if advice_ == advice.POPULATE_WRITE:
+            found.append(nbytes)
+        return advice.advise(address, nbytes, advice_)
+
+    stand_in = SimpleNamespace(**{**vars(advice), "advise": advise})
+    monkeypatch.setattr(backing, "advice", stand_in)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "is_asked"),
+    [
+        ("shmem_enabled", "always within_size [advise] never", True),
+        ("shmem_enabled", "always within_size advise [never]", False),
+        ("shmem_enabled", None, False),
+        ("hpage_pmd_size", str(512 * MiB), False),
+        ("hpage_pmd_size", "?", False),
+    ],
+)
 def test_memory_is_cleared_however_the_system_gives_huge_pages(
-    chosen: str, fd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: str, text: str | None, is_asked: bool, fd: int, offered: Path, asked: list[int]
 ) -> None:
-    setting = tmp_path / "shmem_enabled"
-    if chosen:
-        setting.write_text(chosen)
-    monkeypatch.setattr(backing, "_HUGE_PAGES", setting)
-    asked: list[int] = []
-    monkeypatch.setattr(backing, "mmap", _counted(asked))
+    (offered / file).unlink()
+    if text is not None:
+        (offered / file).write_text(text)
     allocated = Backing(fd, ahead=False)
     assert allocated.back(CHUNK_NBYTES, CHUNK_NBYTES + 1) == 2 * CHUNK_NBYTES
     assert taken_nbytes(fd) == CHUNK_NBYTES
     assert not any(os.pread(fd, CHUNK_NBYTES, CHUNK_NBYTES))
     assert backing.has_memory(fd, CHUNK_NBYTES, 2 * CHUNK_NBYTES)
-    assert asked == ([CHUNK_NBYTES] if "[advise]" in chosen else [])
+    assert bool(asked) == is_asked
 
 
-def _counted(asked: list[int]) -> SimpleNamespace:
-    def counted(fd: int, nbytes: int, *, offset: int) -> mmap.mmap:
-        asked.append(offset)
-        return mmap.mmap(fd, nbytes, offset=offset)
+def test_after_an_expensive_huge_page_memory_comes_in_small_ones(
+    fd: int, offered: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of the chunk, and some chunks more; then it is tried again."""
+    monkeypatch.setattr(backing, "_MOST_HUGE_S", 0.0)
+    monkeypatch.setattr(backing, "_PAUSE_NBYTES", 3 * CHUNK_NBYTES)
+    allocated = Backing(fd, ahead=False)
+    for number, expected in enumerate((1, 1, 1, 2, 2)):
+        assert allocated.back(number * CHUNK_NBYTES, (number + 1) * CHUNK_NBYTES)
+        assert len(asked) == expected
+    assert set(asked) == {2 * MiB}
+    assert taken_nbytes(fd) == 5 * CHUNK_NBYTES
+    assert not any(os.pread(fd, 5 * CHUNK_NBYTES, 0))
 
-    return SimpleNamespace(mmap=counted)
+
+def test_without_the_kernels_help_memory_is_written(
+    fd: int, offered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = SimpleNamespace(**{**vars(advice), "advise": lambda *_: errno.EINVAL})
+    monkeypatch.setattr(backing, "advice", refusing)
+    assert Backing(fd, ahead=False).back(0, CHUNK_NBYTES) == CHUNK_NBYTES
+    assert taken_nbytes(fd) == CHUNK_NBYTES
 
 
 def test_memory_that_was_used_is_not_cleared(fd: int) -> None:

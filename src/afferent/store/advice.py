@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
-from typing import Any, Final
-
-import numpy as np
+from typing import Final
 
 DONTFORK: Final = 10
 HUGEPAGE: Final = 14
@@ -16,12 +13,6 @@ POPULATE_WRITE: Final = 23
 """Since Linux 5.14."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-def address_of(mapped: mmap.mmap) -> int:
-    """Return the start address of a map in this process."""
-    interface: dict[str, Any] = np.frombuffer(mapped, dtype=np.uint8).__array_interface__
-    return int(interface["data"][0])
 
 
 def advise(address: int, nbytes: int, advice: int) -> int:

@@ -171,4 +171,5 @@ class ArenaMap:
     @property
     def address(self) -> int:
         """Start address of the map in this process."""
-        return advice.address_of(self._map)
+        interface: dict[str, Any] = np.frombuffer(self._map, dtype=np.uint8).__array_interface__
+        return int(interface["data"][0])

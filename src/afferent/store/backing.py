@@ -8,6 +8,7 @@ gets it: a process that writes there would be killed.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import logging
 import mmap
@@ -28,7 +29,13 @@ AHEAD_NBYTES = 32 << 20
 
 _ZEROS = memoryview(bytes(256 << 10))
 """Fits into a core's cache."""
-_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
+_HUGE_NBYTES = 2 << 20
+_MOST_HUGE_S = 1.5e-3
+"""Twice the processor time of the same memory in small pages, and 15 times that of a huge page that
+is free."""
+_PAUSE_NBYTES = 1 << 30
+"""Memory that is taken in small pages after a huge page that was too expensive."""
 _TRY_AGAIN_S = 0.9
 _LEFT_PART, _MOST_LEFT_NBYTES = 0.05, 1 << 30
 """Part, and maximum bytes, of the machine's memory that are left to other processes."""
@@ -152,26 +159,60 @@ def give_memory(fd: int, start: int, end: int) -> None:
         is_used = False
     if is_used:
         os.posix_fallocate(fd, start, end - start)
-    elif not _give_huge_pages(fd, start, end):
-        while start < end:
-            start += os.pwrite(fd, _ZEROS[: end - start], start)
+        return
+    start = _huge_pages.give(fd, start, end)
+    while start < end:
+        start += os.pwrite(fd, _ZEROS[: end - start], start)
 
 
-def _give_huge_pages(fd: int, start: int, end: int) -> bool:
-    """Allocate cleared memory in huge pages where the system wants to be asked for them.
+class HugePages:
+    """Allocation of cleared memory in huge pages, where the system wants to be asked for them.
 
     A write to the file does not ask. With the other settings it gets huge pages, or nothing does.
+    Where memory is fragmented, the kernel moves other pages out of the way of each huge page, which
+    can cost many times as much as small pages; after such a one, the next `_PAUSE_NBYTES` are left
+    to small pages.
     """
-    try:
-        if "[advise]" not in _HUGE_PAGES.read_text():
-            return False
-        with mmap.mmap(fd, end - start, offset=start) as mapped:
-            where = advice.address_of(mapped), end - start
-            advice.advise(*where, advice.HUGEPAGE)
+
+    def __init__(self) -> None:
+        self._pause_nbytes = 0
+
+    def give(self, fd: int, start: int, end: int) -> int:
+        """Allocate ``[start, end)``, or its beginning; return the end of what was allocated."""
+        self._pause_nbytes = max(0, self._pause_nbytes - (end - start))
+        if self._pause_nbytes or (end - start) % _HUGE_NBYTES or not _are_huge_pages_advised():
+            return start
+        try:
+            with mmap.mmap(fd, end - start, offset=start) as mapped:
+                address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+                advice.advise(address, end - start, advice.HUGEPAGE)
+                return start + self._populate(address, end - start)
+        except (OSError, ValueError):  # a write will tell
+            return start
+
+    def _populate(self, address: int, nbytes: int) -> int:
+        """Return how many bytes were allocated, one page after the other."""
+        for done in range(0, nbytes, _HUGE_NBYTES):
+            start_s = time.thread_time()
             # It fails on an older kernel, and without memory: then a write tells.
-            return advice.advise(*where, advice.POPULATE_WRITE) == 0
+            if advice.advise(address + done, _HUGE_NBYTES, advice.POPULATE_WRITE):
+                return done
+            if time.thread_time() - start_s > _MOST_HUGE_S:
+                self._pause_nbytes = _PAUSE_NBYTES
+                return done + _HUGE_NBYTES
+        return nbytes
+
+
+def _are_huge_pages_advised() -> bool:
+    """Whether the system gives huge pages of `_HUGE_NBYTES` to shared memory that asks for them."""
+    try:
+        size = int((_HUGE_PAGES / "hpage_pmd_size").read_text())
+        return size == _HUGE_NBYTES and "[advise]" in (_HUGE_PAGES / "shmem_enabled").read_text()
     except (OSError, ValueError):
         return False
+
+
+_huge_pages = HugePages()
 
 
 def _allocate(fd: int, start: int, end: int) -> None:
