@@ -148,7 +148,7 @@ def test_renderer_names_items_as_servers_in_front_of_vllm_do(
     features = answer.json()["features"]
     assert [each.name for each in references] == features["mm_hashes"]["image"]
     lengths = [place["length"] for place in features["mm_placeholders"]["image"]]
-    assert [len(each.token_ids) for each in references] == lengths
+    assert [len(each.token_ids()) for each in references] == lengths
 
 
 def test_renderer_for_stock_vllm_gives_its_hashes_and_reads_its_special_tokens(
