@@ -48,12 +48,11 @@ def _section(name: str, record: Mapping[str, Any]) -> Iterator[str]:
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for row in record["rows"]:
         keys = [key for key in row if key != "samples" and key not in row["samples"]]
-        groups.setdefault((*keys, "|", *row["samples"]), []).append(row)
+        groups.setdefault((*keys, *row["samples"]), []).append(row)
     for columns, rows in groups.items():
-        shown = [column for column in columns if column != "|"]
-        yield f"| {' | '.join(f'`{column}`' for column in shown)} |"
-        yield "|---" * len(shown) + "|"
-        yield from (f"| {' | '.join(_cell(row, column) for column in shown)} |" for row in rows)
+        yield f"| {' | '.join(f'`{column}`' for column in columns)} |"
+        yield "|---" * len(columns) + "|"
+        yield from (f"| {' | '.join(_cell(row, column) for column in columns)} |" for row in rows)
         yield ""
     goals = record["goals"]
     if goals:

@@ -133,11 +133,10 @@ def version(changes: str) -> tuple[str, str]:
         released yet, ``("next", "after 0.2.0")``.
     """
     newest, *older = re.split(r"^## ", changes, flags=re.MULTILINE)[1:]
-    heading, _, unreleased = newest.partition("\n")
-    if heading.strip() != "Unreleased":
-        older = [newest, *older]
-    released = older[0].split()[0]
-    if heading.strip() == "Unreleased" and unreleased.strip():
+    heading, _, text = newest.partition("\n")
+    is_open = heading.strip() == "Unreleased"
+    released = (older[0] if is_open else newest).split()[0]
+    if is_open and text.strip():
         return "next", f"after {released}"
     return released.rpartition(".")[0], released
 

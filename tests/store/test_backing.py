@@ -93,7 +93,7 @@ def test_the_chunk_after_what_is_used_is_got_ahead_of_its_use(fd: int) -> None:
 
 @pytest.fixture
 def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Replace the machine's settings of huge pages: they are offered to who asks."""
+    """Replace the machine's settings: huge pages are given to memory that asks for them."""
     (tmp_path / "shmem_enabled").write_text("always within_size [advise] never\n")
     (tmp_path / "hpage_pmd_size").write_text(f"{2 * MiB}\n")
     monkeypatch.setattr(backing, "_HUGE_PAGES", tmp_path)
