@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import resource
 import socket
@@ -31,6 +32,8 @@ def logged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def no_descriptors_left() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    gc.collect()  # an object of an earlier test that is collected inside would close a descriptor
+    gc.disable()
     with socket.socket() as lowest_free:
         limit = lowest_free.fileno()
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
@@ -38,6 +41,7 @@ def no_descriptors_left() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        gc.enable()
 
 
 async def no_blocks(_: object) -> list[memoryview]:

@@ -40,7 +40,7 @@ class ToolCalls:
             raise InvalidRequest(f"there are more than {_MAX_CALLS} calls of tools", param=where)
         try:
             given = "{}" if arguments is UNSET else _as_json(bytes(arguments))
-        except (UnicodeDecodeError, RecursionError) as error:
+        except (UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
             raise InvalidRequest("the body is not valid JSON", param=where) from error
         if turn and turn[-1] == _NO_TEXT:
             del turn[-1]
