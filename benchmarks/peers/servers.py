@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -234,6 +237,30 @@ def afferent(python: Path, model: Path, *arguments: str, device: Device = CPU) -
         side.arena_nbytes = ARENA_NBYTES
         side.uds = _socket_of(side.popen.pid)
         yield side
+
+
+@contextmanager
+def nginx(uds: str) -> Iterator[str]:
+    """Run nginx in front of a server, as the least that a proxy costs; return its socket."""
+    with tempfile.TemporaryDirectory() as place:
+        socket_path, config = f"{place}/nginx.sock", Path(place, "nginx.conf")
+        temporary = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        config.write_text(
+            f"user {getpass.getuser()}; daemon off; pid {place}/pid;\n"
+            "error_log stderr; worker_processes 1;\n"
+            "events { worker_connections 256; }\n"
+            "http { access_log off; keepalive_requests 1000000;\n"
+            + "".join(f"{name}_temp_path {place}/{name};\n" for name in temporary)
+            + f"upstream behind {{ server unix:{uds}; keepalive 64; }}\n"
+            f"server {{ listen unix:{socket_path}; location / {{ proxy_pass http://behind;\n"
+            'proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off; } } }\n'
+        )
+        with command(["nginx", "-c", str(config)]) as popen:
+            while not Path(socket_path).exists():
+                if popen.poll() is not None:
+                    raise RuntimeError("nginx does not start")
+                time.sleep(0.01)
+            yield socket_path
 
 
 @contextmanager

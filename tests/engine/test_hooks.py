@@ -167,6 +167,7 @@ def test_report_names_what_has_changed(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(probe, "OF_NAMES", [Hook("vllm.parts", "Derived.LIMIT")])
     monkeypatch.setattr(probe, "OF_ARRIVALS", [])
     monkeypatch.setattr(probe, "OF_SPEECH", [])
+    monkeypatch.setattr(probe, "OF_MISTRAL", [])
     text = "\n".join(probe.report(new, old))
     assert "moved             vllm.parts.far\n    before: vllm.other\n" in text
     assert "other code        vllm.parts.Base.run\n" in text
@@ -187,6 +188,10 @@ def test_report_names_what_has_changed(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(probe, "OF_SPEECH", [Hook("vllm.parts", "Base.hear")])
     assert list(probe.report(new))[-1] == "models that transcribe would not start"
     monkeypatch.setattr(probe, "OF_SPEECH", [])
+    monkeypatch.setattr(probe, "OF_MISTRAL", [Hook("vllm.parts", "Base.write")])
+    last = "media for models in Mistral's own format would fail"
+    assert list(probe.report(new))[-1] == last
+    monkeypatch.setattr(probe, "OF_MISTRAL", [])
     monkeypatch.setattr(probe, "HOOKS", [Hook("vllm.parts", "Fields", ("colour",))])
     assert list(probe.report(new)) == [
         "missing           vllm.parts.Fields",

@@ -28,7 +28,7 @@ def features(**changes: object) -> FeaturesReference:
         "modality": Modality.IMAGE,
         "key": bytes(range(32)),
         "handle": HANDLE,
-        "marker": 5,
+        "marker": (5,),
         "embed": 5,
         "prompt": ((5, 64),),
         "small": {"image_grid_thw": [1, 16, 16]},
@@ -106,11 +106,11 @@ def test_name_of_block_is_of_one_generation() -> None:
 
 
 def test_tokens_and_rows() -> None:
-    tiled = features(marker=9, embed=7, prompt=((3, 1), (7, 4), (2, 1), (7, 4), (4, 1)))
+    tiled = features(marker=(9,), embed=7, prompt=((3, 1), (7, 4), (2, 1), (7, 4), (4, 1)))
     assert tiled.num_embeds == 8
     assert tiled.token_ids() == [3, 7, 7, 7, 7, 2, 7, 7, 7, 7, 4]
     assert not tiled.is_numbered
-    numbered = features(marker=9, embed=7, prompt=((3, 1), NUMBER_RUN, (0, 1), (7, 2)))
+    numbered = features(marker=(9,), embed=7, prompt=((3, 1), NUMBER_RUN, (0, 1), (7, 2)))
     assert numbered.is_numbered
     assert numbered.num_embeds == 2
     assert numbered.token_ids([8, 5]) == [3, 8, 5, 0, 7, 7]

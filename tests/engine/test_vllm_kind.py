@@ -24,6 +24,7 @@ from afferent.types import Modality
 from tests.engine import families
 from tests.images import encoded, photo
 from tests.media.folders import make_qwen
+from tests.vllm import mistral_models
 
 SHAPES = BUILT_IN_MODELS / "shapes"
 
@@ -66,18 +67,24 @@ def test_videos_that_vllm_changes_go_as_bytes(tmp_path: Path, told: str, are_our
     assert (taken.videos, taken.video_files) == (are_ours, True)
 
 
-def test_a_folder_in_mistrals_format_gets_bytes(tmp_path: Path) -> None:
+def test_a_folder_in_mistrals_format_is_read_as_vllm_reads_it(tmp_path: Path) -> None:
     """Without arguments, vLLM prefers this format to that of `transformers`, where both exist."""
     families.make_mistral3(tmp_path)
     upstream = VllmUpstream()
+    assert upstream.config_of(tmp_path, VllmSettings()) is None
     assert upstream.takes_features(tmp_path, VllmSettings())
     for told in ("--tokenizer-mode mistral", "--config-format=mistral"):
         assert not upstream.takes_features(tmp_path, VllmSettings(engine_args=told))
     for name in ("params.json", "tekken.json"):
         (tmp_path / name).write_text("{}")
-        assert upstream.takes_features(tmp_path, VllmSettings())
+        assert upstream.config_of(tmp_path, VllmSettings()) is None
     (tmp_path / "consolidated.safetensors").touch()
+    assert upstream.config_of(tmp_path, VllmSettings()) == {"model_type": ""}
     assert not upstream.takes_features(tmp_path, VllmSettings())
+    mistral_models.make_pixtral(tmp_path)
+    assert upstream.takes_features(tmp_path, VllmSettings())
+    assert not upstream.takes_features(tmp_path, VllmSettings(engine_args="--tokenizer-mode hf"))
+    assert not TakenMedia.of(describe(tmp_path), tmp_path).video_files
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ from tests.media.test_families import FOLDERS
 from tests.media.test_sized_families import MAKERS
 from tests.media_files import make_audio, make_av_audio, make_video, tone, turned
 from tests.models import make_voxtral
+from tests.vllm import internvl_chat_model
 
 GOLDEN: Final = Path(__file__).parent / "golden"
 MEDIA: Final = GOLDEN / "media"
@@ -59,6 +60,7 @@ FAMILIES: Final[Mapping[str, Callable[[Path], None]]] = {
     **FOLDERS,
     **MAKERS,
     "internvl": lambda folder: make_internvl(folder, size={"height": 28, "width": 28}),
+    "internvl_chat": internvl_chat_model.make,
     "lighton_ocr": families.make_lighton_ocr,
     "glm4v": families.make_glm4v,
     "glm_ocr": families.make_glm_ocr,

@@ -313,7 +313,9 @@ def labels() -> None:
 
 
 def mistral() -> None:
-    """Mistral's own tokenizer gets the bytes of media handles, and no other string is touched."""
+    """Mistral's own tokenizer gets the bytes of media handles, or the tokens of their features; no
+    other string is touched.
+    """
     tokenizer: Any = MistralTokenizer.from_pretrained(_mistrals_folder())
     stock = type(tokenizer)
     for _ in range(2):
@@ -339,10 +341,17 @@ def mistral() -> None:
             text = "afferent: is a text here"
             assert _prompt(tokenizer, url, text) == _prompt(tokenizer, data, text)
             assert url.startswith("afferent:")
+            runs = ((10, 3), (12, 1), (10, 3), (13, 1))
             features = FeaturesReference(
-                *(Modality.IMAGE, bytes(32), bytes(32), handle, 5, 5, ((5, 4),), {}, 1e12)
+                *(Modality.IMAGE, bytes(32), handle, (10,), 10, runs, {}, 1e12)
             )
-            for bad in (sign(features, where.secret()), url[:-2]):
+            made = _prompt(tokenizer, sign(features, where.secret()), text)
+            start = made.index(10)
+            assert (
+                made[start : start + 8] == features.token_ids() == [10, 10, 10, 12, 10, 10, 10, 13]
+            )
+            of_video = msgspec.structs.replace(features, modality=Modality.VIDEO)
+            for bad in (sign(of_video, where.secret()), url[:-2]):
                 _assert_refused(functools.partial(_prompt, tokenizer, bad, text))
 
 

@@ -22,6 +22,8 @@ from vllm.multimodal.processing.inputs import ProcessorInputs
 from afferent.engines.vllm.plugin.features import FeatureReader, kwargs_item
 from afferent.errors import InvalidMedia
 from afferent.media.decoded import DecodedAudio, DecodedImage, Media
+from afferent.media.families import mistral
+from afferent.media.families.family import OwnTokenizer
 from afferent.media.families.plan import numbered
 from afferent.media.families.registry import AnyFamily, describe
 from afferent.types import Modality
@@ -70,11 +72,14 @@ def media_of(modality: Modality, number: int) -> Iterator[tuple[Media, Any]]:
 
 
 def compare(folder: Path, number: int) -> None:
-    family = describe(folder, resize_rule="torchvision")
+    family = describe(folder, mistral.config_of(folder), resize_rule="torchvision")
     assert family is not None
     for dtype in ("float32", "bfloat16"):
         model_config = EngineArgs(
-            model=str(folder), dtype=dtype, limit_mm_per_prompt={"image": 4, "audio": 4}
+            model=str(folder),
+            dtype=dtype,
+            limit_mm_per_prompt={"image": 4, "audio": 4},
+            trust_remote_code=True,
         ).create_model_config()
         processor = MULTIMODAL_REGISTRY.create_processor(model_config)
         for modality in {Modality.IMAGE, Modality.AUDIO} & family.tokens.keys():
@@ -93,8 +98,18 @@ def compare_item(
         return
     assert plan is not None
     tokens = family.tokens[modality]
+    ids: list[int] = []
+    for piece in numbered(plan.prompt, 0):
+        if isinstance(piece, int):
+            ids += [tokens.embed] * piece
+        elif isinstance(family, OwnTokenizer):
+            ids += family.tokenizer().encode(piece).ids
+        else:
+            tokenizer = processor.info.get_tokenizer()
+            ids += tokenizer.encode(piece, add_special_tokens=False)
     inputs = ProcessorInputs(
-        prompt=[tokens.marker],
+        # Mistral's own tokenizer has written all of an item's tokens already.
+        prompt=ids if isinstance(family, OwnTokenizer) else [*tokens.written],
         mm_data_items=processor.info.parse_mm_data({str(modality): theirs}),
     )
     made = processor.apply(inputs, TimingContext(enabled=False))
@@ -108,13 +123,6 @@ def compare_item(
     tower = Tower(torch.uint8 if is_bytes else torch.float32)
     reader = FeatureReader(tower, processor.info.ctx.model_config)
     ours = kwargs_item(processor, modality, reader.inputs(modality, tree))
-    tokenizer = processor.info.get_tokenizer()
-    ids: list[int] = []
-    for piece in numbered(plan.prompt, 0):
-        if isinstance(piece, int):
-            ids += [tokens.embed] * piece
-        else:
-            ids += tokenizer.encode(piece, add_special_tokens=False)
     assert made["prompt_token_ids"] == ids, (made["prompt_token_ids"], ids)
     assert ours.keys() == stock.keys(), (ours.keys(), stock.keys())
     for name, element in stock.items():

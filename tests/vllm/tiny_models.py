@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import subprocess
@@ -21,6 +20,7 @@ from transformers import (
 
 from tests import models
 from tests.engine import families
+from tests.vllm import internvl_chat_model, mistral_models
 from tests.vllm.servers import python, run_inside
 
 LANGUAGES = re.findall(
@@ -133,6 +133,7 @@ IMAGES: dict[str, Callable[[Path], None]] = {
     "gemma3": _gemma3,
     "gemma3n": _gemma3n,
     "internvl": _internvl,
+    "internvl_chat": internvl_chat_model.make,
     "idefics3": families.make_idefics3,
     "minicpmv4_6": families.make_minicpm,
     "smolvlm": _smolvlm,
@@ -143,6 +144,10 @@ IMAGES: dict[str, Callable[[Path], None]] = {
 ARGUMENTS: dict[Callable[[Path], None], tuple[str, ...]] = {
     # vLLM's linear attention for the CPU computes in nothing else.
     families.make_minicpm: ("--dtype", "bfloat16"),
+    # Its template writes a message's text as it is.
+    internvl_chat_model.make: (
+        *("--trust-remote-code", "--chat-template-content-format", "string"),
+    ),
 }
 """Arguments of vLLM that a model needs."""
 
@@ -233,92 +238,11 @@ def _set_frame_size(folder: Path) -> None:
     (folder / "video_preprocessor_config.json").write_text(json.dumps(settings))
 
 
-def _mistrals_format(folder: Path) -> None:
-    """Make a Pixtral in Mistral's own format, beside the settings of a Mistral 3.
-
-    Its tokens are 32 special ones, and bytes.
-    """
-    families.make_mistral3(folder)
-    (folder / "model.safetensors").unlink()
-    hidden_size, head_dim = families.TEXT["hidden_size"], families.TEXT["head_dim"]
-    vocab = [
-        {"rank": byte, "token_bytes": base64.b64encode(bytes([byte])).decode(), "token_str": None}
-        for byte in range(256)
-    ]
-    config = {
-        "pattern": ".",
-        "num_vocab_tokens": 256,
-        "default_vocab_size": 288,
-        "default_num_special_tokens": 32,
-        "version": "v3",
-    }
-    image = {"image_patch_size": 14, "max_image_size": 112}
-    (folder / "tekken.json").write_text(
-        json.dumps({"config": config, "vocab": vocab, "image": image})
-    )
-    vision = {
-        "hidden_size": 32,
-        "num_channels": 3,
-        "image_size": 112,
-        "patch_size": 14,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "rope_theta": 10_000.0,
-        "image_token_id": 10,
-    }
-    text = {
-        "dim": hidden_size,
-        "n_layers": 2,
-        "head_dim": head_dim,
-        "hidden_dim": 64,
-        "n_heads": 4,
-        "n_kv_heads": 2,
-        "rope_theta": 10_000.0,
-        "norm_eps": 1e-5,
-        "vocab_size": 288,
-        "max_position_embeddings": 2048,
-    }
-    (folder / "params.json").write_text(json.dumps({**text, "vision_encoder": vision}))
-    weights = _mistrals_weights(hidden_size, head_dim)
-    save_file(weights, folder / "consolidated.safetensors", metadata={"format": "pt"})
-
-
-def _mistrals_weights(hidden_size: int, head_dim: int) -> dict[str, torch.Tensor]:
-    torch.manual_seed(0)
-    adapter = "vision_language_adapter"
-    shapes: dict[str, tuple[int, ...]] = {
-        "tok_embeddings.weight": (288, hidden_size),
-        "output.weight": (288, hidden_size),
-        "norm.weight": (hidden_size,),
-        "vision_encoder.patch_conv.weight": (32, 3, 14, 14),
-        "vision_encoder.ln_pre.weight": (32,),
-        f"{adapter}.w_in.weight": (hidden_size, 32),
-        f"{adapter}.w_in.bias": (hidden_size,),
-        f"{adapter}.w_out.weight": (hidden_size, hidden_size),
-        f"{adapter}.w_out.bias": (hidden_size,),
-    }
-    parts = (
-        ("layers", hidden_size, 4 * head_dim, 2 * head_dim),
-        ("vision_encoder.transformer.layers", 32, 32, 32),
-    )
-    for prefix, width, queries, keys in parts:
-        for name in (f"{prefix}.0.", f"{prefix}.1."):
-            for matrix, rows in (("wq", queries), ("wk", keys), ("wv", keys)):
-                shapes[f"{name}attention.{matrix}.weight"] = (rows, width)
-            shapes[f"{name}attention.wo.weight"] = (width, queries)
-            for matrix in ("w1", "w3"):
-                shapes[f"{name}feed_forward.{matrix}.weight"] = (64, width)
-            shapes[f"{name}feed_forward.w2.weight"] = (width, 64)
-            for norm in ("attention_norm", "ffn_norm"):
-                shapes[f"{name}{norm}.weight"] = (width,)
-    return {
-        name: torch.ones(shape) if len(shape) == 1 else 0.3 * torch.randn(shape)
-        for name, shape in shapes.items()
-    }
-
-
-BY_BYTES: dict[str, Callable[[Path], None]] = {"mistrals_format": _mistrals_format}
+UPRIGHT: dict[str, Callable[[Path], None]] = {
+    "mistrals_pixtral": mistral_models.make_pixtral,
+    "mistrals_mistral3": mistral_models.make_mistral3,
+}
+SPOKEN: dict[str, Callable[[Path], None]] = {"mistrals_voxtral": mistral_models.make_voxtral}
 FILMS: dict[str, Callable[[Path], None]] = {
     "qwen2_vl_video": lambda folder: families.make_qwen_vl(folder, "qwen2"),
     "qwen2_5_vl_video": lambda folder: families.make_qwen_vl(folder, "qwen2_5"),

@@ -132,7 +132,7 @@ class _Trial:
             modality=Modality.IMAGE,
             key=bytes(key),
             handle=handle,
-            marker=item.marker,
+            marker=(item.marker,),
             embed=item.embed,
             prompt=((item.embed, item.num_rows),),
             small=item.small,

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Final, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -158,6 +158,10 @@ class Backend(ABC, Generic[SettingsT, LinkT]):
     def resize_rule_of(self, settings: SettingsT) -> ResizeRule:
         """Return the rule of `resize_rule`; a backend may have a setting for it."""
         return self.resize_rule
+
+    def config_of(self, model_folder: Path, settings: SettingsT) -> Mapping[str, Any] | None:
+        """Return the model's configuration if the engine reads another than ``config.json``."""
+        return None
 
     def check(self, model_folder: Path, settings: SettingsT) -> None:
         """Refuse unusable models and settings before a process is started.

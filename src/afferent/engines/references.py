@@ -22,8 +22,8 @@ from afferent.errors import FormatError, MediaTooLarge
 from afferent.types import Handle, KeyBytes, Modality, NonNegative, decode, encode
 
 SCHEME: Final = "afferent:"
-VERSION = 4
-SCHEMA = "4-84ec466689e1dc43682ceb8c5413163f"
+VERSION = 5
+SCHEMA = "5-06d8eabf029659b29db153033c406710"
 """The version, and the digest of its references (`tests.wire_schema`)."""
 _BLOCK_TAG = b"afferent/name-of-block/v1"
 _TAG = f"afferent/reference/v{VERSION}".encode()
@@ -61,7 +61,7 @@ class FeaturesReference(Struct, frozen=True, array_like=True, tag="f", forbid_un
         key: Key of its features, and its name in the engine's caches.
         handle: The block of its features; the process that made the reference pins it until the
             answer has ended.
-        marker: The token that the chat template writes for the item.
+        marker: The tokens that the chat template writes for the item; of most models it is one.
         embed: The token that stands for each row of embeddings.
         prompt: Tokens that replace the marker.
         small: Features that are needed outside the encoder, for positions: ``image_grid_thw``.
@@ -73,7 +73,7 @@ class FeaturesReference(Struct, frozen=True, array_like=True, tag="f", forbid_un
     modality: Modality
     key: KeyBytes
     handle: Handle
-    marker: NonNegative
+    marker: Annotated[tuple[NonNegative, ...], Meta(min_length=1)]
     embed: NonNegative
     prompt: tuple[Run, ...]
     small: dict[str, list[int | float] | int | float]

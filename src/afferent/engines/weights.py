@@ -5,6 +5,7 @@ Only safetensors are read: the older format is a pickle, which may run code.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -85,13 +86,17 @@ def weights_nbytes(folder: Path) -> int:
         return 0
 
 
-def weights_digest(folder: Path) -> bytes:
+def weights_digest(folder: Path, files: Sequence[Path] = ()) -> bytes:
     """Return the digest of the files' bytes, regardless of their dates; a few GB/s.
+
+    Args:
+        folder: Folder of the model.
+        files: Files that are loaded, if they are not those of `transformers`.
 
     Raises:
         ConfigError: The folder has no weights.
     """
     parts: list[bytes] = []
-    for file in [folder / "config.json", *weights_files(folder)]:
+    for file in files or [folder / "config.json", *weights_files(folder)]:
         parts += [file.name.encode(), keys.digest_file(file)]
     return keys.frame(_TAG, *parts)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from afferent.engines.references import NUMBER_RUN, FeaturesReference, Of, Run
-from afferent.media.families.family import Family, MediaTokens
+from afferent.media.families.family import Family, MediaTokens, OwnTokenizer
 from afferent.media.families.plan import NUMBER, Prompt
 from afferent.media.families.registry import POSITION_FEATURES
 from afferent.media.families.tokenizer import read_tokenizer
@@ -28,7 +28,10 @@ class PromptTokens:
         Raises:
             ConfigError: The folder has no ``tokenizer.json``, or an invalid one.
         """
-        self._tokenizer = read_tokenizer(folder)
+        if isinstance(family, OwnTokenizer):
+            self._tokenizer = family.tokenizer()
+        else:
+            self._tokenizer = read_tokenizer(folder)
         self._tokens = family.tokens
         self.runs = functools.lru_cache(_MAX_KNOWN)(self._runs)
 
@@ -57,7 +60,7 @@ class PromptTokens:
             modality=modality,
             key=key,
             handle=handle,
-            marker=tokens.marker,
+            marker=tokens.written,
             embed=tokens.embed,
             prompt=self.runs(modality, prompt),
             small=_small(tree),

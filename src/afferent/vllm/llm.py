@@ -31,6 +31,7 @@ from afferent.errors import (
     StoreRestarted,
     UnsupportedMedia,
 )
+from afferent.media.families import mistral
 from afferent.proxy.prompts import PromptTokens
 from afferent.store.block import codec
 from afferent.store.client.steps import run
@@ -136,7 +137,8 @@ class LLM:
         allowed = arguments.get("allowed_local_media_path")
         self._allowed = Path(allowed) if allowed else None
         folder, family = self._features.folder, self._features._workplace.model.family
-        self._is_preparing = takes_features_of(folder) and not arguments.get("mm_processor_kwargs")
+        is_read_alike = not (mistral.has_format(folder) or arguments.get("mm_processor_kwargs"))
+        self._is_preparing = is_read_alike and takes_features_of(folder)
         self._taken = TakenMedia.of(family, folder)
         self._tokens = PromptTokens(folder, family) if self._is_preparing else None
         self._released: queue.SimpleQueue[Sequence[_Made]] = queue.SimpleQueue()

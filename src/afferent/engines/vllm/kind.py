@@ -6,11 +6,11 @@ import contextlib
 import re
 import subprocess
 import sys
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from contextlib import AbstractAsyncContextManager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -18,11 +18,11 @@ from afferent.engines.contract import EngineSite
 from afferent.engines.http_upstream.kind import HttpLink, HttpUpstreamKind
 from afferent.engines.upstream import Upstream
 from afferent.engines.vllm import arguments
-from afferent.engines.vllm.media import ItemHashes, TakenMedia
+from afferent.engines.vllm.media import ItemHashes, TakenMedia, type_of
 from afferent.engines.vllm.settings import VllmSettings
 from afferent.engines.vllm_hash import ALGORITHMS
 from afferent.errors import ConfigError
-from afferent.media.families.family import read_json
+from afferent.media.families import mistral
 from afferent.media.families.registry import engine_facts
 
 _OF_SUPERVISED = ("--disable-uvicorn-access-log",)
@@ -74,6 +74,10 @@ class VllmUpstream(HttpUpstreamKind[VllmSettings, VllmLink]):
         """See `UpstreamKind.takes_features`."""
         return not _told(settings) & _OTHERWISE and takes_features_of(model_folder)
 
+    def config_of(self, model_folder: Path, settings: VllmSettings) -> Mapping[str, Any] | None:
+        """See `Backend.config_of`."""
+        return mistral.config_of(model_folder)
+
     def check(self, model_folder: Path, settings: VllmSettings) -> None:
         """See `Backend.check`."""
         self._check_hashes(model_folder, settings)
@@ -89,9 +93,11 @@ class VllmUpstream(HttpUpstreamKind[VllmSettings, VllmLink]):
         Raises:
             ConfigError: They may have others.
         """
-        model_type = str(read_json(model_folder / "config.json").get("model_type"))
+        model_type = type_of(model_folder)
         same = engine_facts(model_type).compared_with.get(self.name, ())
-        if settings.engine_hashes != "afferent" and model_type not in same:
+        # Mistral's own images depend on the OpenCV of each environment.
+        is_same = model_type in same and not mistral.has_format(model_folder)
+        if settings.engine_hashes != "afferent" and not is_same:
             raise ConfigError(
                 f"--engine-hashes {settings.engine_hashes}: features of a {model_type} here are "
                 "not proved to have the same bits as vLLM's: leave it out"
@@ -145,22 +151,8 @@ class VllmUpstream(HttpUpstreamKind[VllmSettings, VllmLink]):
 
 def takes_features_of(folder: Path) -> bool:
     """Return whether vLLM takes features of a model, if its arguments do not change them."""
-    if _is_in_mistrals_format(folder):
-        return False
-    model_type = read_json(folder / "config.json").get("model_type")
-    if not isinstance(model_type, str):
-        return False
+    model_type = type_of(folder)
     return model_type in engine_facts(model_type).compared_with.get(VllmUpstream.name, ())
-
-
-def _is_in_mistrals_format(folder: Path) -> bool:
-    """Whether vLLM by itself reads a folder in Mistral's own format, also one with both formats.
-
-    It then has another processor than that of `transformers`.
-    """
-    own = ("params.json", "tekken.json")
-    has_weights = next(folder.glob("consolidated*.safetensors"), None) is not None
-    return has_weights and any((folder / name).exists() for name in own)
 
 
 def _named(settings: VllmSettings) -> set[str]:

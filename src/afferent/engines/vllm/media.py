@@ -12,6 +12,7 @@ from afferent import keys
 from afferent.engines.vllm.mp4 import decodes_alike
 from afferent.engines.vllm_hash import image_hash
 from afferent.errors import ConfigError
+from afferent.media.families import mistral
 from afferent.media.families.family import (
     MAX_SAMPLED_FRAMES,
     processor_settings,
@@ -57,11 +58,11 @@ class TakenMedia(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """
         if family is None:
             return cls()
-        model_type = str(read_json(folder / "config.json").get("model_type"))
+        facts = engine_facts(type_of(folder))
         return cls(
             audio_rate_hz=family.sample_rate_hz,
-            videos=_samples_alike(folder),
-            video_files=model_type not in engine_facts(model_type).without_videos.get("vllm", ()),
+            videos=isinstance(family, QwenVlFamily) and _samples_alike(folder),
+            video_files=type_of(folder) not in facts.without_videos.get("vllm", ()),
         )
 
     def takes(self, modality: Modality, file: Buffer | None) -> bool:
@@ -97,6 +98,16 @@ class ItemHashes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if modality is not Modality.IMAGE or not is_read_as_rgb(file):
             return b""
         return bytes.fromhex(image_hash(file, model=self.model, algorithm=self.algorithm))
+
+
+def type_of(folder: Path) -> str:
+    """Return the type of a model as vLLM reads its folder.
+
+    Raises:
+        ConfigError: The folder holds no model.
+    """
+    config = mistral.config_of(folder) or read_json(folder / "config.json")
+    return str(config.get("model_type"))
 
 
 def _samples_alike(folder: Path) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar, runtime_checkable
 
 import msgspec
 from msgspec import Struct
@@ -28,19 +28,33 @@ from afferent.media.transforms.normalize import Arithmetic
 from afferent.media.transforms.resize import ResizeRule
 from afferent.types import Modality
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+T = TypeVar("T")
+
+NO_TOKEN: Final = -1
+"""Token id if the prompt contains no item, or marks it with plain text."""
 MAX_SAMPLED_FRAMES: Final = 768
 """Default limit of the frames that are taken of a video."""
 
 
-class MediaTokens(Struct, frozen=True, forbid_unknown_fields=True):
+class MediaTokens(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Token ids of an item; often equal.
 
     ``marker`` is the token that the chat template writes for an item, ``embed`` the one that stands
-    for each row of its embeddings.
+    for each row of its embeddings. Where the template writes plain text for an item, the marker is
+    `NO_TOKEN`, and ``marker_text`` has the text's tokens.
     """
 
     marker: int
     embed: int
+    marker_text: tuple[int, ...] = ()
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """The tokens that the chat template writes for an item."""
+        return self.marker_text or (self.marker,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,14 +142,31 @@ class ProcessorArithmetic(Protocol):
         """Return the encoder's arguments as the processor makes them, equal to the last bit."""
 
 
+@runtime_checkable
+class OwnTokenizer(Protocol):
+    """Family of models whose folder has no tokenizer of `transformers`."""
+
+    def tokenizer(self) -> Tokenizer:
+        """Return a tokenizer of the texts in the family's prompts."""
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return a JSON object from a model's folder.
 
     Raises:
         ConfigError: It is missing or malformed.
     """
+    return read_json_as(path, dict[str, Any])
+
+
+def read_json_as(path: Path, kind: type[T]) -> T:
+    """Return a JSON file of a model's folder, as this type.
+
+    Raises:
+        ConfigError: It is missing or malformed.
+    """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, ValueError, msgspec.MsgspecError) as error:  # UnicodeDecodeError among them
         raise ConfigError(f"{path} can't be read: {error}") from error
 

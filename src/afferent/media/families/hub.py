@@ -17,6 +17,8 @@ from afferent.errors import ConfigError, in_a_line
 BUILT_IN_MODELS: Final = Path(__file__).parents[2] / "builtin" / "models"
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_CONFIGS: Final = ("config.json", "params.json")
+"""Configurations of `transformers` and of Mistral's own format, which vLLM reads, too."""
 _WEIGHTS: Final = "*.safetensors"
 _BESIDE: Final = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
 # The same weights for other programs, and weights of other parts.
@@ -51,7 +53,7 @@ def find_model(
     built_in = [BUILT_IN_MODELS / name] if "/" not in name else []
     given = Path(name).expanduser()
     for folder in (*built_in, given):
-        if (folder / "config.json").is_file():
+        if any((folder / config).is_file() for config in _CONFIGS):
             return folder.resolve()
     if given.is_dir():
         raise ConfigError(f"MODEL {name}: the folder has no config.json")

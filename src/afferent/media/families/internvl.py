@@ -23,19 +23,23 @@ from afferent.types import TensorSpec
 
 # Defaults of values that the configuration omits:
 _IMAGE_TOKEN_ID, _NUM_EMBEDS = 151_667, 256
-_BEGIN, _END = "<img>", "</img>"
+BEGIN, END = "<img>", "</img>"
 _PROCESSORS: Final[Defaults] = {
     "GotOcr2ImageProcessor": {**CLIP_COLOURS, "size": {"height": 384, "width": 384}},
 }
 
 
 class TiledFamily(PixelsFamily, tag="tiled", frozen=True, kw_only=True):
-    """Tiles of ``width`` times ``height`` pixels, ``num_embeds`` tokens each."""
+    """Tiles of ``width`` times ``height`` pixels, ``num_embeds`` tokens each.
+
+    ``has_whole``: an image of several tiles comes once more as a whole, in one.
+    """
 
     width: int
     height: int
     min_tiles: int
     max_tiles: int
+    has_whole: bool = True
     num_embeds: int
     begin: str
     end: str
@@ -43,14 +47,14 @@ class TiledFamily(PixelsFamily, tag="tiled", frozen=True, kw_only=True):
     def plan(self, header: MediaHeader) -> FeaturePlan:
         header = image_header(header)
         num_tiles = math.prod(self.grid(header.width, header.height))
-        num_tiles += num_tiles > 1  # the image as a whole
+        num_tiles += self.has_whole and num_tiles > 1
         shape = (num_tiles, 3, self.height, self.width)
         prompt = (self.begin, num_tiles * self.num_embeds, self.end)
         return FeaturePlan({"pixel_values": TensorSpec("uint8", shape)}, prompt)
 
     def bounded(self, max_pixels: int) -> Self:
         # The image as a whole is one tile more, unless there is only one.
-        max_tiles = max(1, max_pixels // (self.width * self.height) - 1)
+        max_tiles = max(1, max_pixels // (self.width * self.height) - self.has_whole)
         if self.max_tiles <= max_tiles:
             return self
         fewest = min(self.min_tiles, max_tiles)
@@ -63,7 +67,7 @@ class TiledFamily(PixelsFamily, tag="tiled", frozen=True, kw_only=True):
         size = columns * self.width, rows * self.height
         stretched = self.resampling.resize(image.pixels, *size)
         write_tiles(stretched, tiles[: columns * rows])
-        if len(tiles) > 1:
+        if len(tiles) > columns * rows:
             self.resampling.write(image.pixels, tiles[-1])
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
@@ -109,8 +113,8 @@ def describe(folder: Path, config: Mapping[str, Any]) -> TiledFamily | None:
         min_tiles=settings.min_patches,
         max_tiles=settings.max_patches,
         num_embeds=config.get("image_seq_length", _NUM_EMBEDS),
-        begin=names.get("start_image_token", _BEGIN),
-        end=names.get("end_image_token", _END),
+        begin=names.get("start_image_token", BEGIN),
+        end=names.get("end_image_token", END),
         resampling=Resampling(settings.resample),
         normalization=settings.normalization,
     )

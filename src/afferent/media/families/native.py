@@ -12,9 +12,11 @@ from afferent.media.families import (
     glm,
     idefics3,
     internvl,
+    internvl_chat,
     llama4,
     llava,
     minicpm,
+    mistral,
     omni,
     outside,
     pixtral,
@@ -31,8 +33,11 @@ NativeFamily = (
     | glm.GlmFamily
     | idefics3.Idefics3Family
     | internvl.TiledFamily
+    | internvl_chat.InternVlChatFamily
     | llama4.Llama4Family
     | minicpm.MiniCpmFamily
+    | mistral.MistralAudio
+    | mistral.MistralImages
     | omni.OmniFamily
     | outside.OutsideFamily
     | pixtral.PixtralFamily
@@ -50,9 +55,11 @@ ENTRIES: Final[tuple[Entry[NativeFamily], ...]] = (
     glm.ENTRY,
     idefics3.ENTRY,
     internvl.ENTRY,
+    internvl_chat.ENTRY,
     llama4.ENTRY,
     llava.ENTRY,
     minicpm.ENTRY,
+    mistral.ENTRY,
     omni.ENTRY,
     pixtral.ENTRY,
     qwen2_audio.ENTRY,

@@ -67,6 +67,7 @@ PROCESSORS: Final = ("torch", "torchvision", "transformers")
 
 def describe(
     folder: Path,
+    config: Mapping[str, Any] | None = None,
     *,
     reference: bool = False,
     max_sampled_frames: int = MAX_SAMPLED_FRAMES,
@@ -76,6 +77,7 @@ def describe(
 
     Args:
         folder: As `transformers` saves models.
+        config: The configuration, if it is another than the folder's ``config.json``.
         reference: Let the model's own processor make the features of images, even if the family is
             known.
         max_sampled_frames: Most frames that are taken of a video, in addition to the folder's
@@ -89,7 +91,7 @@ def describe(
     Raises:
         ConfigError: The folder contains no model, or one without settings for its processor.
     """
-    config = read_json(folder / "config.json")
+    config = read_json(folder / "config.json") if config is None else config
     entry = _entry(_type_of(folder, config))
     if entry is None:
         return None
@@ -139,9 +141,14 @@ def engine_facts(model_type: str) -> EngineFacts:
     return EngineFacts() if entry is None else entry.engine
 
 
-def facts_of(folder: Path) -> EngineFacts:
-    """Return the engine's facts of the model in a folder."""
-    return engine_facts(_type_of(folder, read_json(folder / "config.json")))
+def facts_of(folder: Path, config: Mapping[str, Any] | None = None) -> EngineFacts:
+    """Return the engine's facts of the model in a folder.
+
+    Args:
+        config: As for `describe`.
+    """
+    config = read_json(folder / "config.json") if config is None else config
+    return engine_facts(_type_of(folder, config))
 
 
 @functools.cache

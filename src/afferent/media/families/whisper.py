@@ -9,7 +9,7 @@ from typing import Any, Final
 from afferent.errors import ConfigError, InternalError, InvalidMedia
 from afferent.media.decoded import Array, DecodedAudio, Media
 from afferent.media.families.entry import Entry
-from afferent.media.families.family import MediaTokens, processor_settings
+from afferent.media.families.family import NO_TOKEN, MediaTokens, processor_settings
 from afferent.media.families.mel import LogMel
 from afferent.media.families.plain import PlainFamily
 from afferent.media.families.plan import FeaturePlan
@@ -17,8 +17,6 @@ from afferent.media.headers.probe import AudioHeader, MediaHeader
 from afferent.types import Modality
 
 FEATURES: Final = "input_features"
-NO_TOKEN: Final = -1
-"""Token id if the prompt contains no item."""
 
 
 class SpectraFamily(PlainFamily, frozen=True, kw_only=True):

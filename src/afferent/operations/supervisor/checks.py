@@ -116,6 +116,7 @@ def check(loaded: Loaded, *, may_download: bool = False) -> Checked:
     engine.check(folder, settings)
     family: AnyFamily | None = own_family(loaded) or describe(
         folder,
+        engine.config_of(folder, settings),
         reference=config.processor == "reference",
         max_sampled_frames=config.max_sampled_frames,
         resize_rule=engine.resize_rule_of(settings),

@@ -27,6 +27,7 @@ from afferent.engines.vllm.plugin.pause import Pause
 from afferent.engines.vllm.plugin.transfer import Download, Stopwatch, upload
 from afferent.engines.weights import weights_digest
 from afferent.errors import AfferentError, ConfigError, DeadlineExceeded
+from afferent.media.families import mistral
 from afferent.store.block import torch_tensors
 from afferent.store.client.item_cache import ItemCache
 from afferent.types import ContentKey, Handle, MiB, ObjectKind
@@ -175,7 +176,9 @@ class KeptEmbeddings:
     def _begin(self) -> None:
         config = self._model_config
         try:
-            files = weights_digest(folder_of(config))
+            folder = folder_of(config)
+            own = mistral.digested_files(folder) if mistral.has_format(folder) else ()
+            files = weights_digest(folder, own)
         except (ConfigError, OSError):
             log.warning(
                 "embeddings are not shared: %s holds no weights that are known", config.model

@@ -16,6 +16,7 @@ from vllm.multimodal.inputs import (
 )
 
 from afferent.engines.vllm.plugin.transfer import upload
+from afferent.media.families import mistral
 from afferent.media.families.entry import EncoderInputs
 from afferent.media.families.qwen_vl import QwenVlFamily
 from afferent.media.families.registry import AnyFamily, describe, facts_of
@@ -55,7 +56,7 @@ class FeatureReader:
 
     @functools.cached_property
     def _family(self) -> AnyFamily:
-        family = describe(folder_of(self._model_config))
+        family = describe(*self._read)
         if family is None:
             raise ValueError("features came for a model that none are made for")
         return family
@@ -63,7 +64,13 @@ class FeatureReader:
     @functools.cached_property
     def _convert(self) -> EncoderInputs | None:
         """Conversion to the inputs of vLLM's encoder, where `transformers`' has others."""
-        return facts_of(folder_of(self._model_config)).encoder_inputs.get("vllm")
+        return facts_of(*self._read).encoder_inputs.get("vllm")
+
+    @functools.cached_property
+    def _read(self) -> tuple[Path, dict[str, Any] | None]:
+        """The model's folder, and its configuration if that is not its ``config.json``."""
+        folder = folder_of(self._model_config)
+        return folder, mistral.config_of(folder)
 
     @functools.cached_property
     def _normalizes(self) -> bool:

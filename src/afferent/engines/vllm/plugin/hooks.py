@@ -1,7 +1,7 @@
 """Parts of vLLM that the plugin uses: the one table of them, for each supported version.
 
 The versions that the plugin supports have the same parts, so there is one table. `OF_NAMES`,
-`OF_ARRIVALS` and `OF_SPEECH` are optional. This module imports nothing of vLLM.
+`OF_ARRIVALS`, `OF_SPEECH` and `OF_MISTRAL` are optional. This module imports nothing of vLLM.
 """
 
 from __future__ import annotations
@@ -108,4 +108,8 @@ OF_SPEECH: Final[Sequence[Hook]] = (
     ),
 )
 """Without them, a vLLM whose model transcribes does not start."""
-ALL: Final = (*HOOKS, *OF_NAMES, *OF_ARRIVALS, *OF_SPEECH)
+OF_MISTRAL: Final[Sequence[Hook]] = (
+    Hook("vllm.tokenizers.mistral", "MistralTokenizer.apply_chat_template", ("messages",)),
+)
+"""Without them, requests with media to models in Mistral's own format fail."""
+ALL: Final = (*HOOKS, *OF_NAMES, *OF_ARRIVALS, *OF_SPEECH, *OF_MISTRAL)

@@ -1,28 +1,61 @@
 """Mistral's own tokenizer in vLLM, which opens the media of a request while it writes the prompt.
 
-It gets the bytes again that a media handle stands for, as a data URL.
+It gets the bytes again that a media handle stands for, as a data URL; for an item with features,
+it gets the item's tokens.
 """
 
 from __future__ import annotations
 
 import base64
 import functools
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from afferent.engines.references import SCHEME, FeaturesReference, RawReference, Reference
+import numpy as np
+
+from afferent.engines.references import SCHEME, FeaturesReference, RawReference
 from afferent.engines.vllm.plugin.arena import arena, told_to_the_client
+from afferent.engines.vllm.plugin.features import folder_of
+from afferent.media.families.mistral import has_format
+from afferent.types import Modality
 
 _MODULE: Final = "vllm.tokenizers.mistral"
 _MEDIA: Final = frozenset({"image_url", "audio_url", "input_audio"})
 """Parts of a message that have media, by the key of the media."""
+_NO_IMAGE: Final = np.empty((3, 0, 0), np.float32)
+"""Stands for the pixels that the tokenizer would have made, and that vLLM drops."""
 
 
 def open_handles(tokenizer: Any) -> None:
     """Let a tokenizer read media handles, if it is Mistral's own. May be called again."""
+    if not is_mistrals(tokenizer) or hasattr(tokenizer, "reads_media_handles"):
+        return
     stock: Any = type(tokenizer)
-    if stock.__module__ == _MODULE and not hasattr(stock, "reads_media_handles"):
-        tokenizer.__class__ = _reading(stock)
+    tokenizer.__class__ = _reading(stock)
+    instruct = tokenizer.instruct
+    for encoder in (instruct.mm_encoder, instruct.audio_encoder):  # the names that vLLM uses
+        if encoder is not None:
+            kind: Any = type(encoder)
+            encoder.__class__ = _with_tokens(kind)
+
+
+def is_mistrals(tokenizer: Any) -> bool:
+    """Return whether a tokenizer is Mistral's own."""
+    return type(tokenizer).__module__ == _MODULE
+
+
+def check_format(tokenizer: Any, model_config: Any) -> None:
+    """Check that features that come here are those of this tokenizer's format.
+
+    Raises:
+        ValueError: They are those of the other format; a client's error to vLLM.
+    """
+    if is_mistrals(tokenizer) != has_format(folder_of(model_config)):
+        raise ValueError(
+            "this vLLM was started with --tokenizer-mode or --config-format, which Afferent does "
+            "not know of: leave it out, or have Afferent start vLLM, with --engine-args"
+        )
 
 
 @functools.cache
@@ -38,6 +71,35 @@ def _reading(stock: Any) -> Any:
         "apply_chat_template": apply_chat_template,
     }
     return type(stock.__name__, (stock,), members)
+
+
+@functools.cache
+def _with_tokens(stock: Any) -> Any:
+    """Return an encoder of images or audio that takes features' references, too."""
+    module = sys.modules[stock.__module__]
+
+    def call(self: Any, content: Any) -> Any:
+        given = _url_of(content)
+        if not (isinstance(given, str) and given.startswith(SCHEME)):
+            return stock.__call__(self, content)
+        with told_to_the_client(given):
+            reference = arena("api").verify(given)
+        match reference:
+            case FeaturesReference(modality=Modality.IMAGE):
+                return module.ImageEncoding(tokens=reference.token_ids(), image=_NO_IMAGE)
+            case FeaturesReference(modality=Modality.AUDIO):
+                return module.AudioEncoding(tokens=reference.token_ids(), audio=None)
+        raise ValueError("this server takes media from Afferent only: it is no image or audio")
+
+    return type(stock.__name__, (stock,), {"__call__": call})
+
+
+def _url_of(content: Any) -> Any:
+    """Return the URL of a chunk of a message, or the audio in it."""
+    get_url = getattr(content, "get_url", None)
+    if get_url is not None:
+        return get_url()
+    return getattr(content, "url", None) or getattr(content, "input_audio", None)
 
 
 def _with_data(message: Any) -> Any:
@@ -63,23 +125,11 @@ def _opened(value: Any) -> Any:
     return _data_url(value) if isinstance(value, str) and value.startswith(SCHEME) else value
 
 
-def _data_url(handle: str) -> str:
-    with told_to_the_client(handle):
-        reference = _of_bytes(arena("api").verify(handle))
+def _data_url(url: str) -> str:
+    """Return the media of a handle; the URL itself, if it is of features."""
+    with told_to_the_client(url):
+        reference = arena("api").verify(url)
+        if not isinstance(reference, RawReference):
+            return url
         data = arena("api").raw(reference.handle, reference.start, reference.nbytes)
     return f"data:{reference.modality}/any;base64,{base64.b64encode(data).decode()}"
-
-
-def _of_bytes(reference: Reference) -> RawReference:
-    """
-    Raises:
-        ValueError: The reference is of features, which this tokenizer has no place for.
-    """
-    match reference:
-        case RawReference():
-            return reference
-        case FeaturesReference():
-            raise ValueError(
-                "this vLLM was started with --tokenizer-mode mistral, which Afferent does not know "
-                "of: leave it out, or have Afferent start vLLM, with --engine-args"
-            )

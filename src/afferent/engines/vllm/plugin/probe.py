@@ -24,6 +24,7 @@ from typing import Final
 from afferent.engines.vllm.plugin.hooks import (
     HOOKS,
     OF_ARRIVALS,
+    OF_MISTRAL,
     OF_NAMES,
     OF_SPEECH,
     SUPPORTED,
@@ -108,7 +109,7 @@ def is_supported(version: str) -> bool:
 def report(new: Sources, old: Sources | None = None) -> Iterator[str]:
     """Yield the lines of a report about the parts of a vLLM, compared with an older one."""
     states: Counter[str] = Counter()
-    for hook in (*HOOKS, *OF_NAMES, *OF_ARRIVALS, *OF_SPEECH):
+    for hook in (*HOOKS, *OF_NAMES, *OF_ARRIVALS, *OF_SPEECH, *OF_MISTRAL):
         part = new.find(hook)
         if part is None or _unknown(hook, part):
             state, lines = "missing", [f"needed: {', '.join(hook.arguments)}"]
@@ -136,6 +137,8 @@ def _verdict(new: Sources, *, is_same: bool) -> str:
         return "requests with new items would often begin a step later"
     if missing(OF_SPEECH, new.find):
         return "models that transcribe would not start"
+    if missing(OF_MISTRAL, new.find):
+        return "media for models in Mistral's own format would fail"
     if is_same:
         return "this vLLM has all parts that Afferent needs"
     return (

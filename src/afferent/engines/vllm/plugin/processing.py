@@ -171,6 +171,7 @@ def _check(ours: Mapping[str, Sequence[FeaturesReference]], info: Any) -> None:
             vLLM would compute; a client's error to vLLM.
     """
     model_config = info.ctx.model_config
+    mistral.check_format(info.ctx.tokenizer, model_config)
     if getattr(model_config.multimodal_config, "mm_processor_kwargs", None):
         raise ValueError(
             "this vLLM was started with --mm-processor-kwargs, which Afferent does not know of: "
@@ -204,7 +205,7 @@ def _replacement(
         return PromptUpdateDetails.select_token_id(item.token_ids(number), item.embed)
 
     return PromptReplacement(
-        modality=modality, target=lambda index: [found[index].marker], replacement=content
+        modality=modality, target=lambda index: [*found[index].marker], replacement=content
     )
 
 
