@@ -12,6 +12,7 @@ import pytest
 from afferent.engines import place, registry
 from afferent.engines.contract import EngineSite, UpstreamKind
 from afferent.engines.http_upstream.kind import HttpLink
+from afferent.engines.render import RenderKind, RenderSettings
 from afferent.engines.vllm.kind import VllmUpstream
 from afferent.engines.vllm.media import ItemHashes, TakenMedia
 from afferent.engines.vllm.settings import VllmSettings
@@ -83,7 +84,23 @@ def test_a_folder_in_mistrals_format_is_read_as_vllm_reads_it(tmp_path: Path) ->
     assert not upstream.takes_features(tmp_path, VllmSettings())
     mistral_models.make_pixtral(tmp_path)
     assert upstream.takes_features(tmp_path, VllmSettings())
-    assert not upstream.takes_features(tmp_path, VllmSettings(engine_args="--tokenizer-mode hf"))
+    assert upstream.takes_features(tmp_path, VllmSettings(engine_url="http://vllm"))
+    for told, takes in (
+        ("--tokenizer-mode hf", False),
+        ("--tokenizer-mode mistral --config-format=mistral --load-format mistral", True),
+        ("--tokenizer-mode mistral --config-format hf", False),
+        ("--tokenizer other", False),
+        ("--hf-overrides {}", False),
+    ):
+        assert upstream.takes_features(tmp_path, VllmSettings(engine_args=told)) == takes
+    with pytest.raises(ConfigError, match="Mistral's own format"):
+        RenderKind().check(tmp_path, RenderSettings(render_for="vllm"))
+    with pytest.raises(ConfigError, match="not proved to have the same bits"):
+        upstream.check(tmp_path, VllmSettings(engine_hashes="vllm-blake3"))
+    (tmp_path / "consolidated.safetensors").unlink()
+    assert upstream.takes_features(tmp_path, VllmSettings())
+    assert not upstream.takes_features(tmp_path, VllmSettings(engine_url="http://vllm"))
+    mistral_models.make_pixtral(tmp_path)
     assert not TakenMedia.of(describe(tmp_path), tmp_path).video_files
 
 

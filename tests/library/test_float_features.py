@@ -40,7 +40,7 @@ BACKENDS = [
         ),
     ),
 ]
-_OTHERS = ("whisper", "qwen2_audio", "voxtral", "llama4")
+_OTHERS = ("whisper", "qwen2_audio", "voxtral", "llama4", "internvl_chat")
 IMAGE_FAMILIES = [name for name in FAMILIES if name not in _OTHERS]
 
 

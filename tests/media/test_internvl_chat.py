@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from transformers import PreTrainedTokenizerFast
 
+from afferent.builtin.pipeline.prompt import check_folder
 from afferent.engines.references import Of
 from afferent.errors import ConfigError
 from afferent.media.families.family import NO_TOKEN
@@ -108,6 +109,9 @@ def test_reference_has_the_tokens_of_the_text_that_marks_an_image(folder: Path) 
     assert tokenizer.decode([*reference.marker]) == "<image>"
     assert reference.token_ids() == [ids["<img>"], *[ids["<IMG_CONTEXT>"]] * 8, ids["</img>"]]
     assert family.tokens[Modality.IMAGE].marker == NO_TOKEN
+    assert not reference.has_own_tokenizer
+    with pytest.raises(ConfigError, match="plain text, which only vLLM reads"):
+        check_folder(folder, family)
     assert engine_facts("internvl_chat").compared_with["vllm"] == ("internvl_chat",)
 
 
@@ -118,6 +122,7 @@ def test_reference_has_the_tokens_of_the_text_that_marks_an_image(folder: Path) 
         {"use_thumbnail": None},
         {"force_image_size": 56},
         {"downsample_ratio": "half"},
+        {"vision_config": {"image_size": 0, "patch_size": 7}},
     ],
 )
 def test_settings_that_are_not_done(folder: Path, settings: dict[str, Any]) -> None:
@@ -129,6 +134,8 @@ def test_tokenizer_without_the_tokens_of_images(folder: Path) -> None:
     path = folder / "tokenizer.json"
     path.write_text(path.read_text().replace("<IMG_CONTEXT>", "<IMG_CONTENT>"))
     assert describe(folder) is None
+    path.write_text("{")
+    assert describe(folder) is None
 
 
 def test_tokenizer_in_an_older_form_is_converted(folder: Path) -> None:
@@ -136,11 +143,11 @@ def test_tokenizer_in_an_older_form_is_converted(folder: Path) -> None:
     whole = PreTrainedTokenizerFast.from_pretrained(folder)
     state = json.loads((folder / "tokenizer.json").read_text())["model"]
     (folder / "tokenizer.json").unlink()
-    added = {
-        token: state["vocab"].pop(token, index) for token, index in whole.get_added_vocab().items()
-    }
+    added = whole.get_added_vocab()
+    vocab = [token for token in state["vocab"] if token not in added]
+    added = {token: len(vocab) + index for index, token in enumerate(added)}
     merges = [" ".join(pair) for pair in state["merges"]]
-    (folder / "vocab.json").write_text(json.dumps(state["vocab"]))
+    (folder / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(vocab)}))
     (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
     decoder = {index: {"content": token, "special": True} for token, index in added.items()}
     settings = {"tokenizer_class": "Qwen2Tokenizer", "added_tokens_decoder": decoder}
@@ -150,7 +157,12 @@ def test_tokenizer_in_an_older_form_is_converted(folder: Path) -> None:
     assert converted.encode(asked).tokens == whole.tokenize(asked)
     family = known(folder)
     assert family.image.embed == converted.token_to_id("<IMG_CONTEXT>")
-    assert converted.decode([*family.image.marker_text]) == "<image>"
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "auto_map": {"A": "b"}}))
+    assert describe(folder) is None
+    kind = {"tokenizer_class": "AutoModel"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, **kind}))
+    with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
+        read_tokenizer(folder)
 
 
 def test_folder_without_any_tokenizer_is_forwarded(folder: Path) -> None:

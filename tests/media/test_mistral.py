@@ -12,6 +12,7 @@ import cv2
 import numpy as np
 import pytest
 
+from afferent.engines.references import Of
 from afferent.errors import ConfigError, InvalidMedia
 from afferent.media.decoded import DecodedAudio, DecodedImage
 from afferent.media.families import mistral
@@ -20,7 +21,7 @@ from afferent.media.families.mistral import MistralAudio, MistralImages
 from afferent.media.families.registry import AnyFamily, describe
 from afferent.media.headers.probe import AudioHeader, ImageHeader
 from afferent.proxy.prompts import PromptTokens
-from afferent.types import Modality
+from afferent.types import ContentKey, Handle, Modality
 from tests.media.folders import decoded_images, make_qwen
 from tests.vllm.mistral_models import make_mistral3, make_pixtral, make_voxtral
 
@@ -80,8 +81,16 @@ def test_tokens_of_an_image(tmp_path: Path) -> None:
     family = known(tmp_path)
     plan = family.plan(ImageHeader(28, 28))
     assert plan is not None
-    runs = PromptTokens(tmp_path, family).runs(Modality.IMAGE, plan.prompt)
-    assert runs == ((10, 2), (12, 1), (10, 2), (13, 1))
+    prompts = PromptTokens(tmp_path, family)
+    assert prompts.runs(Modality.IMAGE, plan.prompt) == ((10, 2), (12, 1), (10, 2), (13, 1))
+    reference = prompts.reference(
+        *(Modality.IMAGE, {}, plan.prompt),
+        key=ContentKey(bytes(32)),
+        handle=Handle(0, 0, 0, 0),
+        expires_s=0.0,
+        of=Of(),
+    )
+    assert reference.has_own_tokenizer
 
 
 def test_samples_of_whole_chunks(tmp_path: Path) -> None:
@@ -128,6 +137,9 @@ def test_only_folders_with_its_weights_have_the_format(tmp_path: Path) -> None:
         (make_voxtral, {"audio": {"chunk_length_s": None}}),
         (make_voxtral, {"audio": {"transcription_format": "streaming"}}),
         (make_voxtral, {"audio": {"frame_rate": 12.0}}),
+        (make_voxtral, {"audio": {"frame_rate": 0}}),
+        (make_pixtral, {"image": {"image_patch_size": 0}}),
+        (make_pixtral, {"image": {"image_patch_size": "14"}}),
     ],
 )
 def test_settings_that_are_not_done(make: Any, change: dict[str, Any], tmp_path: Path) -> None:
@@ -139,8 +151,35 @@ def test_settings_that_are_not_done(make: Any, change: dict[str, Any], tmp_path:
     path.write_text(json.dumps(tekken))
     assert describe(tmp_path, mistral.config_of(tmp_path)) is None
     path.unlink()
-    with pytest.raises(ConfigError, match=r"tekken\.json can't be read"):
-        describe(tmp_path, mistral.config_of(tmp_path))
+    assert describe(tmp_path, mistral.config_of(tmp_path)) is None
+
+
+def test_sections_of_other_media_may_have_any_form(tmp_path: Path) -> None:
+    make_voxtral(tmp_path)
+    path = tmp_path / "tekken.json"
+    tekken = json.loads(path.read_text())
+    tekken["special_tokens"].append({"rank": 30, "token_str": None})
+    path.write_text(json.dumps({**tekken, "image": {"patch": 1.5}}))
+    assert isinstance(known(tmp_path), MistralAudio)
+
+
+@pytest.mark.parametrize(
+    ("params", "model_type"),
+    [
+        ({"multimodal": 5}, ""),
+        ({"multimodal": "whisper_model_args"}, ""),
+        ({"vision_encoder": False}, ""),
+        ({"model_type": "transformer", "vision_encoder": {"a": 1}}, mistral.PIXTRAL),
+    ],
+)
+def test_types_of_configurations(params: dict[str, Any], model_type: str, tmp_path: Path) -> None:
+    make_voxtral(tmp_path)
+    (tmp_path / "params.json").write_text(json.dumps(params))
+    config = mistral.config_of(tmp_path)
+    assert config is not None
+    assert config["model_type"] == model_type
+    if not model_type:
+        assert describe(tmp_path, config) is None
 
 
 def test_without_opencv_images_go_as_bytes(

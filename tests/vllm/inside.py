@@ -316,7 +316,9 @@ def mistral() -> None:
     """Mistral's own tokenizer gets the bytes of media handles, or the tokens of their features; no
     other string is touched.
     """
-    tokenizer: Any = MistralTokenizer.from_pretrained(_mistrals_folder())
+    folder = _mistrals_folder()
+    tokenizer: Any = MistralTokenizer.from_pretrained(folder)
+    unchanged: Any = MistralTokenizer.from_pretrained(folder)
     stock = type(tokenizer)
     for _ in range(2):
         plugin_mistral.open_handles(tokenizer)
@@ -332,27 +334,40 @@ def mistral() -> None:
         with DaemonStore(server.address, name="front", writable=True) as front:
             handle = front.put("request", {"x": np.frombuffer(file.getvalue(), np.uint8)})
             block = bytes(front.block(handle))
-            start = block.index(file.getvalue())
-            raw = RawReference(
-                Modality.IMAGE, handle, start, len(file.getvalue()), time.time() + 60
-            )
+            at = block.index(file.getvalue())
+            raw = RawReference(Modality.IMAGE, handle, at, len(file.getvalue()), time.time() + 60)
             url = sign(raw, where.secret())
             data = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
             text = "afferent: is a text here"
-            assert _prompt(tokenizer, url, text) == _prompt(tokenizer, data, text)
+            assert _prompt(tokenizer, url, text) == _prompt(unchanged, data, text)
             assert url.startswith("afferent:")
             runs = ((10, 3), (12, 1), (10, 3), (13, 1))
             features = FeaturesReference(
-                *(Modality.IMAGE, bytes(32), handle, (10,), 10, runs, {}, 1e12)
+                *(Modality.IMAGE, bytes(32), handle, (10,), 10, runs, {}, 1e12),
+                has_own_tokenizer=True,
             )
+            plugin_mistral.check_format(features, tokenizer)
+            _assert_refused(functools.partial(plugin_mistral.check_format, features, other))
+            of_others = msgspec.structs.replace(features, has_own_tokenizer=False)
+            plugin_mistral.check_format(of_others, other)
+            _assert_refused(functools.partial(plugin_mistral.check_format, of_others, tokenizer))
             made = _prompt(tokenizer, sign(features, where.secret()), text)
             start = made.index(10)
-            assert (
-                made[start : start + 8] == features.token_ids() == [10, 10, 10, 12, 10, 10, 10, 13]
-            )
+            assert features.token_ids() == [10, 10, 10, 12, 10, 10, 10, 13]
+            assert made[start : start + 8] == features.token_ids()
             of_video = msgspec.structs.replace(features, modality=Modality.VIDEO)
-            for bad in (sign(of_video, where.secret()), url[:-2]):
+            bad_urls = (sign(of_video, where.secret()), url[:-2], data, "file:///etc/hostname")
+            for bad in bad_urls:
                 _assert_refused(functools.partial(_prompt, tokenizer, bad, text))
+            for part in (
+                {"type": "image", "url": "file:///etc/hostname"},
+                {"type": "image", "path": "/etc/hostname", "image_url": {"url": url}},
+                {"type": "audio", "url": "http://127.0.0.1:9/"},
+                {"type": "audio", "base64": "UklGRg=="},
+                {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
+            ):
+                messages = [{"role": "user", "content": [part]}]
+                _assert_refused(functools.partial(tokenizer.apply_chat_template, messages))
 
 
 def _prompt(tokenizer: Any, url: str, text: str) -> Any:

@@ -23,7 +23,7 @@ from afferent.types import Handle, KeyBytes, Modality, NonNegative, decode, enco
 
 SCHEME: Final = "afferent:"
 VERSION = 5
-SCHEMA = "5-06d8eabf029659b29db153033c406710"
+SCHEMA = "5-a47b7d2188d2a484127135301b281f2c"
 """The version, and the digest of its references (`tests.wire_schema`)."""
 _BLOCK_TAG = b"afferent/name-of-block/v1"
 _TAG = f"afferent/reference/v{VERSION}".encode()
@@ -68,6 +68,8 @@ class FeaturesReference(Struct, frozen=True, array_like=True, tag="f", forbid_un
         expires_s: `time.time` from which on the reference is invalid.
         of: The request that it belongs to.
         alias: Its name in the engine's caches, if that is not the key.
+        has_own_tokenizer: Whether the features and tokens are those of a model in Mistral's own
+            format.
     """
 
     modality: Modality
@@ -80,6 +82,7 @@ class FeaturesReference(Struct, frozen=True, array_like=True, tag="f", forbid_un
     expires_s: float
     of: Of = Of()
     alias: Annotated[bytes, Meta(max_length=64)] = b""
+    has_own_tokenizer: bool = False
 
     @property
     def num_embeds(self) -> int:

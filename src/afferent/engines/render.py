@@ -14,7 +14,8 @@ from afferent.engines import registry
 from afferent.engines.contract import Caller, EngineKind, EnginePlan, EngineSite
 from afferent.engines.protocol import Engine, EngineEvent, EngineInfo, EngineRequest, EngineStats
 from afferent.engines.vllm_hash import ALGORITHMS, Hashes, image_hash
-from afferent.errors import NotServed
+from afferent.errors import ConfigError, NotServed
+from afferent.media.families import mistral
 from afferent.media.families.family import longest_prompt, read_json
 from afferent.media.transforms.resize import ResizeRule
 from afferent.types import Modality
@@ -130,6 +131,14 @@ class RenderKind(EngineKind[RenderSettings, RenderLink]):
     def resize_rule_of(self, settings: RenderSettings) -> ResizeRule:
         """See `Backend.resize_rule_of`: it is a part of the items' keys."""
         return registry.find(settings.render_for).resize_rule
+
+    def check(self, model_folder: Path, settings: RenderSettings) -> None:
+        """See `Backend.check`."""
+        if settings.render_for == "vllm" and mistral.has_format(model_folder):
+            raise ConfigError(
+                f"{model_folder} is in Mistral's own format, which vLLM prefers; prompts are "
+                "rendered for the format of transformers only"
+            )
 
     def needs_weights(self, settings: RenderSettings) -> bool:
         """See `Backend.needs_weights`."""

@@ -33,6 +33,8 @@ class PromptTokens:
         else:
             self._tokenizer = read_tokenizer(folder)
         self._tokens = family.tokens
+        self._has_own_tokenizer = isinstance(family, OwnTokenizer)
+        self._markers = {kind: self._marker(tokens) for kind, tokens in family.tokens.items()}
         self.runs = functools.lru_cache(_MAX_KNOWN)(self._runs)
 
     def of(self, modality: Modality) -> MediaTokens:
@@ -60,14 +62,20 @@ class PromptTokens:
             modality=modality,
             key=key,
             handle=handle,
-            marker=tokens.written,
+            marker=self._markers[modality],
             embed=tokens.embed,
             prompt=self.runs(modality, prompt),
             small=_small(tree),
             expires_s=expires_s,
             of=of,
             alias=alias,
+            has_own_tokenizer=self._has_own_tokenizer,
         )
+
+    def _marker(self, tokens: MediaTokens) -> tuple[int, ...]:
+        if not tokens.marker_text:
+            return (tokens.marker,)
+        return tuple(self._tokenizer.encode(tokens.marker_text, add_special_tokens=False).ids)
 
     def _runs(self, modality: Modality, prompt: Prompt) -> tuple[Run, ...]:
         runs: list[Run] = []

@@ -568,6 +568,10 @@ def check_folder(folder: Path, family: Family) -> None:
     """
     prompts = PromptBuilder(folder, family)
     sampling_defaults(folder)
+    if any(tokens.marker_text for tokens in family.tokens.values()):
+        raise ConfigError(
+            f"{folder}: its chat template marks media with plain text, which only vLLM reads"
+        )
     marked = [kind for kind, tokens in family.tokens.items() if tokens.marker >= 0]
     if marked and not any(prompts.can_show(kind) for kind in marked):
         raise ConfigError(

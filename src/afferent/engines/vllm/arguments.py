@@ -19,7 +19,8 @@ WATCHED: Final = (
     *("uds", "host", "port", "model", "api_key", "served_model_name"),
     *("enable_mm_embeds", "enable_prompt_embeds", "enable_scale_out", "tokens_only"),
     *("trust_request_chat_template", "mm_processor_kwargs", "media_io_kwargs", "root_path"),
-    "video_pruning_rate",
+    *("video_pruning_rate", "tokenizer_mode", "config_format"),
+    *("tokenizer", "hf_overrides", "hf_config_path"),
 )
 """Attributes of the object that vLLM's parser returns."""
 _TIMEOUT_S: Final = 300.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import subprocess
 import sys
@@ -39,6 +40,9 @@ _OTHER_VIDEOS: Final = frozenset({"media_io_kwargs", "video_pruning_rate"})
 """Arguments that may make vLLM take other frames of a video, or fewer tokens, than Afferent."""
 _OTHERWISE: Final = frozenset({"mm_processor_kwargs", "tokenizer_mode", "config_format"})
 """Arguments that may change vLLM's processor in any way, or select another one."""
+_OF_CONFIG: Final = frozenset({"tokenizer", "hf_overrides", "hf_config_path"})
+"""Arguments that change it, too, where its settings are in the model's configuration."""
+_SET_IN_CONFIG: Final = frozenset({mistral.PIXTRAL, mistral.VOXTRAL, "internvl_chat"})
 _NO_VLLM: Final = (
     "vLLM is not installed for {}; name its interpreter by --engine-python, or a vLLM that runs by "
     "--engine-url"
@@ -72,7 +76,14 @@ class VllmUpstream(HttpUpstreamKind[VllmSettings, VllmLink]):
 
     def takes_features(self, model_folder: Path, settings: VllmSettings) -> bool:
         """See `UpstreamKind.takes_features`."""
-        return not _told(settings) & _OTHERWISE and takes_features_of(model_folder)
+        told, changing = _told(settings), _OTHERWISE
+        if type_of(model_folder) in _SET_IN_CONFIG:
+            changing |= _OF_CONFIG
+        if mistral.has_format(model_folder):
+            told -= _named(settings, value="mistral")
+        elif settings.engine_url and mistral.has_settings(model_folder):
+            return False  # that vLLM may have the weights, too, and so read the other format
+        return not told & changing and takes_features_of(model_folder)
 
     def config_of(self, model_folder: Path, settings: VllmSettings) -> Mapping[str, Any] | None:
         """See `Backend.config_of`."""
@@ -155,9 +166,16 @@ def takes_features_of(folder: Path) -> bool:
     return model_type in engine_facts(model_type).compared_with.get(VllmUpstream.name, ())
 
 
-def _named(settings: VllmSettings) -> set[str]:
-    """Return the arguments that are written in full, without a run of vLLM's parser."""
+def _named(settings: VllmSettings, *, value: str = "") -> set[str]:
+    """Return the arguments that are written in full, without a run of vLLM's parser.
+
+    Args:
+        value: Return only those with this value; empty: all.
+    """
     words = arguments.split(settings.engine_args)
+    if value:
+        pairs = itertools.pairwise([*words, ""])
+        words = [word for word, after in pairs if value in (after, word.partition("=")[2])]
     flags = (re.split(r"[=.]", word, maxsplit=1)[0] for word in words)
     return {flag.removeprefix("--").replace("-", "_") for flag in flags}
 

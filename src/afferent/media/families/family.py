@@ -44,17 +44,12 @@ class MediaTokens(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
     ``marker`` is the token that the chat template writes for an item, ``embed`` the one that stands
     for each row of its embeddings. Where the template writes plain text for an item, the marker is
-    `NO_TOKEN`, and ``marker_text`` has the text's tokens.
+    `NO_TOKEN`, and ``marker_text`` has the text.
     """
 
     marker: int
     embed: int
-    marker_text: tuple[int, ...] = ()
-
-    @property
-    def written(self) -> tuple[int, ...]:
-        """The tokens that the chat template writes for an item."""
-        return self.marker_text or (self.marker,)
+    marker_text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
-from msgspec import Struct, ValidationError, convert
+from msgspec import Meta, Struct, ValidationError, convert
 
 from afferent.errors import ConfigError
 from afferent.media.decoded import Array
@@ -16,6 +16,7 @@ from afferent.media.families.family import NO_TOKEN, MediaTokens
 from afferent.media.families.images import num_tiles
 from afferent.media.families.internvl import BEGIN, END, TiledFamily
 from afferent.media.families.settings import BICUBIC
+from afferent.media.families.tokens import added_tokens
 from afferent.media.transforms.normalize import Arithmetic, Normalization
 from afferent.media.transforms.resize import Resampling, ResizeRule
 
@@ -25,9 +26,12 @@ _COLOURS: Final = Normalization(
 )
 
 
+_Positive = Annotated[int, Meta(gt=0)]
+
+
 class _Tower(Struct):
-    image_size: int
-    patch_size: int
+    image_size: _Positive
+    patch_size: _Positive
 
 
 class _Settings(Struct):
@@ -80,21 +84,16 @@ def describe(folder: Path, config: Mapping[str, Any]) -> InternVlChatFamily | No
     """Return the family of a model; ``None`` if its settings are not supported here, or if its
     tokenizer is code of the checkpoint.
     """
-    # The supervisor imports this module for every model, and lacks the memory for tokenizers.
-    from afferent.media.families.tokenizer import read_tokenizer
-
     try:
-        settings = convert(config, _Settings)
-        tokenizer = read_tokenizer(folder)
+        settings, texts = convert(config, _Settings), added_tokens(folder)
     except (ValidationError, ConfigError):
         return None
-    side, embed = settings.vision_config.image_size, tokenizer.token_to_id(_EMBED)
-    marker = tuple(tokenizer.encode(_MARKER, add_special_tokens=False).ids)
-    if embed is None or settings.force_image_size not in (None, side):
+    side, ids = settings.vision_config.image_size, {text: each for each, text in texts.items()}
+    if not {BEGIN, END, _EMBED} <= {*ids} or settings.force_image_size not in (None, side):
         return None
     is_cut = settings.dynamic_image_size
     return InternVlChatFamily(
-        image=MediaTokens(NO_TOKEN, embed, marker),
+        image=MediaTokens(NO_TOKEN, ids[_EMBED], _MARKER),
         width=side,
         height=side,
         min_tiles=settings.min_dynamic_patch if is_cut else 1,

@@ -7,13 +7,13 @@ import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Meta, Struct, ValidationError, convert
 from numpy.typing import NDArray
 
-from afferent.errors import InvalidMedia
+from afferent.errors import ConfigError, InvalidMedia
 from afferent.media.decoded import Array, Media
 from afferent.media.families.entry import EngineFacts, Entry
 from afferent.media.families.family import MediaTokens, read_json, read_json_as
@@ -24,7 +24,7 @@ from afferent.media.families.settings import CLIP_COLOURS
 from afferent.media.families.whisper import audio_header, decoded_audio
 from afferent.media.headers.probe import MediaHeader
 from afferent.media.transforms.resize import ResizeRule
-from afferent.types import Modality, TensorSpec
+from afferent.types import Modality, NonNegative, TensorSpec
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 PIXTRAL, VOXTRAL = "mistral/pixtral", "mistral/voxtral"
 """Types of models in this format, beside those of ``config.json``."""
+IN_VLLM: Final = ("pixtral", "voxtral")
+"""Their types in vLLM."""
 _CONFIG, _TEKKEN, _WEIGHTS = "params.json", "tekken.json", "consolidated*.safetensors"
 _PIXELS, _SAMPLES = "images", "audio_arrays"
 _IMAGE, _BREAK, _END = "[IMG]", "[IMG_BREAK]", "[IMG_END]"
@@ -42,42 +44,52 @@ _UNLISTED: Final = {_IMAGE: 10, _BREAK: 12, _END: 13}
 _INSTRUCT: Final = "instruct"
 
 
+_Positive = Annotated[int, Meta(gt=0)]
+
+
 class _Token(Struct):
-    rank: int
+    rank: NonNegative
     token_str: str
 
 
 class _ImageSettings(Struct):
-    image_patch_size: int
-    max_image_size: int
-    spatial_merge_size: int = 1
+    image_patch_size: _Positive
+    max_image_size: _Positive
+    spatial_merge_size: _Positive = 1
 
 
 class _Spectra(Struct):
-    hop_length: int
+    hop_length: _Positive
 
 
 class _AudioSettings(Struct):
-    sampling_rate: int
-    frame_rate: float
+    sampling_rate: _Positive
+    frame_rate: Annotated[float, Meta(gt=0)]
     audio_encoding_config: _Spectra
-    chunk_length_s: float | None = None
+    chunk_length_s: Annotated[float, Meta(gt=0)]
     transcription_format: str = _INSTRUCT
 
 
 class _Tekken(Struct):
-    """``tekken.json``, without its vocabulary."""
+    """``tekken.json``, without its vocabulary. Sections of other media may be of any form."""
 
-    special_tokens: list[_Token] | None = None
-    image: _ImageSettings | None = None
-    multimodal: _ImageSettings | None = None
-    audio: _AudioSettings | None = None
+    special_tokens: list[Any] | None = None
+    image: Any = None
+    multimodal: Any = None
+    audio: Any = None
 
-    @property
-    def ids(self) -> dict[str, int]:
+    def ids(self, *texts: str) -> dict[str, int]:
+        """Return the ids of tokens.
+
+        Raises:
+            KeyError: The file has no such token.
+            ValidationError: It lists them in another form.
+        """
         if self.special_tokens is None:
-            return dict(_UNLISTED)
-        return {each.token_str: each.rank for each in self.special_tokens}
+            return {text: _UNLISTED[text] for text in texts}
+        listed = [each for each in self.special_tokens if each.get("token_str") in texts]
+        found = {each.token_str: each.rank for each in convert(listed, list[_Token])}
+        return {text: found[text] for text in texts}
 
 
 class MistralImages(ImageFamily, tag="mistral_images", frozen=True, kw_only=True):
@@ -173,13 +185,20 @@ def config_of(folder: Path) -> dict[str, Any] | None:
     if not has_format(folder):
         return None
     config = read_json(folder / _CONFIG) if (folder / _CONFIG).exists() else {}
-    model_type = VOXTRAL if "whisper_model_args" in (config.get("multimodal") or {}) else ""
-    return {"model_type": PIXTRAL if config.get("vision_encoder") else model_type, **config}
+    audio = config.get("multimodal")
+    is_voxtral = isinstance(audio, dict) and "whisper_model_args" in audio
+    model_type = VOXTRAL if is_voxtral else ""
+    return {**config, "model_type": PIXTRAL if config.get("vision_encoder") else model_type}
 
 
 def has_format(folder: Path) -> bool:
     """Return whether a folder is in this format, perhaps beside that of `transformers`."""
-    return bool(weights(folder)) and any((folder / name).exists() for name in (_CONFIG, _TEKKEN))
+    return bool(weights(folder)) and has_settings(folder)
+
+
+def has_settings(folder: Path) -> bool:
+    """Return whether a folder has settings in this format, with or without weights."""
+    return any((folder / name).exists() for name in (_CONFIG, _TEKKEN))
 
 
 def weights(folder: Path) -> list[Path]:
@@ -188,26 +207,24 @@ def weights(folder: Path) -> list[Path]:
 
 
 def digested_files(folder: Path) -> list[Path]:
-    """Return the files that determine a model's encoder."""
-    return [folder / _CONFIG, *weights(folder)]
+    """Return the files that determine a model's encoder. vLLM fills gaps from ``config.json``."""
+    configs = (folder / name for name in (_CONFIG, "config.json"))
+    return [*(path for path in configs if path.exists()), *weights(folder)]
 
 
 def describe(folder: Path, config: Mapping[str, Any]) -> MistralImages | MistralAudio | None:
-    """Return the family of a model; ``None`` if its settings are not supported here.
-
-    Raises:
-        ConfigError: The folder has no ``tekken.json``, or an invalid one.
-    """
-    tekken = read_json_as(folder / _TEKKEN, _Tekken)
-    if config["model_type"] == VOXTRAL:
-        return _audio(tekken)
-    return _images(tekken)
+    """Return the family of a model; ``None`` if its settings are not supported here."""
+    try:
+        tekken = read_json_as(folder / _TEKKEN, _Tekken)
+        return _audio(tekken) if config["model_type"] == VOXTRAL else _images(tekken)
+    except (ConfigError, ValidationError, KeyError):  # another tokenizer, or another form of it
+        return None
 
 
 def _images(tekken: _Tekken) -> MistralImages | None:
-    settings, ids = tekken.image or tekken.multimodal, tekken.ids
-    resizer = _resizer()
-    if settings is None or not resizer or not {*_UNLISTED} <= {*ids}:
+    settings = convert(tekken.image or tekken.multimodal, _ImageSettings)
+    ids, resizer = tekken.ids(_IMAGE, _BREAK, _END), _resizer()
+    if not resizer:
         return None
     return MistralImages(
         image=MediaTokens(ids[_IMAGE], ids[_IMAGE]),
@@ -219,16 +236,14 @@ def _images(tekken: _Tekken) -> MistralImages | None:
 
 
 def _audio(tekken: _Tekken) -> MistralAudio | None:
-    settings, ids = tekken.audio, tekken.ids
-    if settings is None or settings.chunk_length_s is None or not {_AUDIO, _BEGIN} <= {*ids}:
-        return None
+    settings, ids = convert(tekken.audio, _AudioSettings), tekken.ids(_AUDIO, _BEGIN)
     samples = settings.chunk_length_s * settings.sampling_rate
     each = settings.sampling_rate / settings.frame_rate
     is_whole = samples % each == each % settings.audio_encoding_config.hop_length == 0
     if not is_whole or settings.transcription_format != _INSTRUCT:
         return None
     return MistralAudio(
-        ids={text: ids[text] for text in (_AUDIO, _BEGIN)},
+        ids=ids,
         rate_hz=settings.sampling_rate,
         chunk=int(samples),
         num_embeds=int(samples // each),

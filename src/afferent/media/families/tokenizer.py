@@ -10,14 +10,15 @@ from typing import Final
 from tokenizers import Tokenizer
 
 from afferent.errors import ConfigError
+from afferent.media.families.tokens import OLDER
 
-_OLDER: Final = ("vocab.json", "tokenizer.model", "vocab.txt")
 _MISSING: Final = "{} has no tokenizer.json; save the model's fast tokenizer"
-_TIMEOUT_S: Final = 60
+_TIMEOUT_S: Final = 300
 _CONVERT: Final = """
 import json, pathlib, sys, transformers
 settings = json.loads(pathlib.Path(sys.argv[1], "tokenizer_config.json").read_bytes())
 kind = getattr(transformers, settings["tokenizer_class"])
+assert issubclass(kind, transformers.PreTrainedTokenizerBase), kind
 found = kind.from_pretrained(sys.argv[1], local_files_only=True, trust_remote_code=False)
 sys.stdout.write(found.backend_tokenizer.to_str())
 """
@@ -31,7 +32,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
             `transformers` converts.
     """
     path = folder / "tokenizer.json"
-    if not path.exists() and any((folder / name).exists() for name in _OLDER):
+    if not path.exists() and any((folder / name).exists() for name in OLDER):
         return _converted(folder)
     if not path.exists():
         raise ConfigError(_MISSING.format(folder))
@@ -45,7 +46,7 @@ def _converted(folder: Path) -> Tokenizer:
     """Convert files of `transformers` in a process of its own: this one does without its memory."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _CONVERT, folder],
+            [sys.executable, "-P", "-c", _CONVERT, folder],
             check=True,
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -15,6 +15,8 @@ from afferent.media.families.plan import Prompt
 
 SPECIAL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 """Names of `transformers` for tokens that are not of media."""
+OLDER: Final = ("vocab.json", "tokenizer.model", "vocab.txt")
+"""Files of tokenizers that `transformers` converts."""
 
 
 class _AddedToken(Struct):
@@ -26,13 +28,33 @@ class _Tokenizer(Struct):
     added_tokens: list[_AddedToken]
 
 
+class _Content(Struct):
+    content: str
+
+
+class _Settings(Struct):
+    added_tokens_decoder: dict[int, _Content] = {}
+    auto_map: dict[str, Any] = {}
+
+
 def added_tokens(folder: Path) -> dict[int, str]:
     """Return the texts of the tokens that a model adds to its vocabulary, by their ids.
 
+    Of an older form without ``tokenizer.json``, the settings list them.
+
     Raises:
-        ConfigError: The folder has no ``tokenizer.json``, or an invalid one.
+        ConfigError: The folder has no tokenizer, an invalid one, or one that is code of its own.
     """
     path = folder / "tokenizer.json"
+    if not path.exists() and any((folder / name).exists() for name in OLDER):
+        path = folder / "tokenizer_config.json"
+        try:
+            listed = msgspec.json.decode(path.read_bytes(), type=_Settings)
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            raise ConfigError(f"{path} can't be read: {error}") from error
+        if listed.auto_map:
+            raise ConfigError(f"{folder}: no code of a model's folder is run")
+        return {number: token.content for number, token in listed.added_tokens_decoder.items()}
     try:
         tokenizer = msgspec.json.decode(path.read_bytes(), type=_Tokenizer)
     except (OSError, ValueError, msgspec.MsgspecError) as error:

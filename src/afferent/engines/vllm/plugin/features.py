@@ -70,7 +70,8 @@ class FeatureReader:
     def _read(self) -> tuple[Path, dict[str, Any] | None]:
         """The model's folder, and its configuration if that is not its ``config.json``."""
         folder = folder_of(self._model_config)
-        return folder, mistral.config_of(folder)
+        is_mistrals = self._model_config.hf_config.model_type in mistral.IN_VLLM
+        return folder, mistral.config_of(folder) if is_mistrals else None
 
     @functools.cached_property
     def _normalizes(self) -> bool:

@@ -1,7 +1,8 @@
 """Mistral's own tokenizer in vLLM, which opens the media of a request while it writes the prompt.
 
 It gets the bytes again that a media handle stands for, as a data URL; for an item with features,
-it gets the item's tokens.
+it gets the item's tokens. It would open files and URLs of its own; behind Afferent, it is given
+none.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ from typing import Any, Final
 
 import numpy as np
 
+from afferent.engines import place
 from afferent.engines.references import SCHEME, FeaturesReference, RawReference
 from afferent.engines.vllm.plugin.arena import arena, told_to_the_client
-from afferent.engines.vllm.plugin.features import folder_of
-from afferent.media.families.mistral import has_format
 from afferent.types import Modality
 
 _MODULE: Final = "vllm.tokenizers.mistral"
 _MEDIA: Final = frozenset({"image_url", "audio_url", "input_audio"})
 """Parts of a message that have media, by the key of the media."""
+_OPENED: Final = frozenset({"image", "audio"})
+"""Types of parts that the tokenizer opens by a URL, a path or base64 of their own."""
+_SOURCES: Final = frozenset({"url", "data"})
+_ONLY_OURS: Final = "this server takes media from Afferent only"
 _NO_IMAGE: Final = np.empty((3, 0, 0), np.float32)
 """Stands for the pixels that the tokenizer would have made, and that vLLM drops."""
 
@@ -31,13 +35,13 @@ def open_handles(tokenizer: Any) -> None:
     """Let a tokenizer read media handles, if it is Mistral's own. May be called again."""
     if not is_mistrals(tokenizer) or hasattr(tokenizer, "reads_media_handles"):
         return
-    stock: Any = type(tokenizer)
-    tokenizer.__class__ = _reading(stock)
     instruct = tokenizer.instruct
     for encoder in (instruct.mm_encoder, instruct.audio_encoder):  # the names that vLLM uses
-        if encoder is not None:
+        if encoder is not None and not hasattr(encoder, "reads_references"):
             kind: Any = type(encoder)
             encoder.__class__ = _with_tokens(kind)
+    stock: Any = type(tokenizer)
+    tokenizer.__class__ = _reading(stock)
 
 
 def is_mistrals(tokenizer: Any) -> bool:
@@ -45,16 +49,16 @@ def is_mistrals(tokenizer: Any) -> bool:
     return type(tokenizer).__module__ == _MODULE
 
 
-def check_format(tokenizer: Any, model_config: Any) -> None:
-    """Check that features that come here are those of this tokenizer's format.
+def check_format(reference: FeaturesReference, tokenizer: Any) -> None:
+    """Check that features are those of this tokenizer's format of models.
 
     Raises:
         ValueError: They are those of the other format; a client's error to vLLM.
     """
-    if is_mistrals(tokenizer) != has_format(folder_of(model_config)):
+    if reference.has_own_tokenizer != is_mistrals(tokenizer):
         raise ValueError(
-            "this vLLM was started with --tokenizer-mode or --config-format, which Afferent does "
-            "not know of: leave it out, or have Afferent start vLLM, with --engine-args"
+            "this vLLM reads the model in another format than Afferent: leave out --tokenizer-mode "
+            "and --config-format, have Afferent start vLLM, or give both the same folder"
         )
 
 
@@ -89,9 +93,10 @@ def _with_tokens(stock: Any) -> Any:
                 return module.ImageEncoding(tokens=reference.token_ids(), image=_NO_IMAGE)
             case FeaturesReference(modality=Modality.AUDIO):
                 return module.AudioEncoding(tokens=reference.token_ids(), audio=None)
-        raise ValueError("this server takes media from Afferent only: it is no image or audio")
+        raise ValueError(f"{_ONLY_OURS}: it is no image or audio")
 
-    return type(stock.__name__, (stock,), {"__call__": call})
+    members = {"__module__": stock.__module__, "__call__": call, "reads_references": True}
+    return type(stock.__name__, (stock,), members)
 
 
 def _url_of(content: Any) -> Any:
@@ -106,7 +111,7 @@ def _with_data(message: Any) -> Any:
     """Return a message with data URLs in the place of its media handles.
 
     Raises:
-        ValueError: A handle is invalid; a client's error to vLLM.
+        ValueError: A handle is invalid, or media are none of ours; a client's error to vLLM.
     """
     if not isinstance(message, Mapping) or not isinstance(message.get("content"), list):
         return message
@@ -116,13 +121,19 @@ def _with_data(message: Any) -> Any:
 def _part(part: Any) -> Any:
     if not isinstance(part, Mapping):
         return part
+    if part.get("type") in _OPENED and not place.is_offline():
+        raise ValueError(_ONLY_OURS)
     return {key: _opened(value) if key in _MEDIA else value for key, value in part.items()}
 
 
 def _opened(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _opened(each) for key, each in value.items()}
-    return _data_url(value) if isinstance(value, str) and value.startswith(SCHEME) else value
+        return {key: _opened(each) if key in _SOURCES else each for key, each in value.items()}
+    if isinstance(value, str) and value.startswith(SCHEME):
+        return _data_url(value)
+    if value is None or place.is_offline():
+        return value
+    raise ValueError(_ONLY_OURS)
 
 
 def _data_url(url: str) -> str:

@@ -171,7 +171,6 @@ def _check(ours: Mapping[str, Sequence[FeaturesReference]], info: Any) -> None:
             vLLM would compute; a client's error to vLLM.
     """
     model_config = info.ctx.model_config
-    mistral.check_format(info.ctx.tokenizer, model_config)
     if getattr(model_config.multimodal_config, "mm_processor_kwargs", None):
         raise ValueError(
             "this vLLM was started with --mm-processor-kwargs, which Afferent does not know of: "
@@ -187,6 +186,7 @@ def _check(ours: Mapping[str, Sequence[FeaturesReference]], info: Any) -> None:
     merge_size = getattr(vision, "spatial_merge_size", 1)
     try:
         for item in (item for found in ours.values() for item in found):
+            mistral.check_format(item, info.ctx.tokenizer)
             check_positions(item, names, merge_size=merge_size)
     except FormatError as error:
         raise ValueError(f"this server takes media from Afferent only: {error}") from error
