@@ -25,7 +25,6 @@ _COLOURS: Final = Normalization(
     rescale_factor=1 / 255, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
 )
 
-
 _Positive = Annotated[int, Meta(gt=0)]
 
 

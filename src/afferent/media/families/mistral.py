@@ -43,7 +43,6 @@ _UNLISTED: Final = {_IMAGE: 10, _BREAK: 12, _END: 13}
 """Ids of the tokens in files that do not list them."""
 _INSTRUCT: Final = "instruct"
 
-
 _Positive = Annotated[int, Meta(gt=0)]
 
 
@@ -87,7 +86,8 @@ class _Tekken(Struct):
         """
         if self.special_tokens is None:
             return {text: _UNLISTED[text] for text in texts}
-        listed = [each for each in self.special_tokens if each.get("token_str") in texts]
+        dicts = (each for each in self.special_tokens if isinstance(each, dict))
+        listed = [each for each in dicts if each.get("token_str") in texts]
         found = {each.token_str: each.rank for each in convert(listed, list[_Token])}
         return {text: found[text] for text in texts}
 
