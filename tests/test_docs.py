@@ -56,6 +56,7 @@ OTHERS_FLAGS = {
         "--distributed-executor-backend",
         "--ec-transfer-config",
         "--enable-auto-tool-choice",
+        *("--tokenizer", "--hf-config-path", "--hf-overrides"),
         "--enable-chunked-prefill",
         "--enable-lora",
         "--enable-mm-embeds",
