@@ -107,9 +107,14 @@ def compare_item(
         else:
             tokenizer = processor.info.get_tokenizer()
             ids += tokenizer.encode(piece, add_special_tokens=False)
+    marker = [tokens.marker]
+    if isinstance(family, OwnTokenizer):
+        marker = ids  # Mistral's own tokenizer has written all of an item's tokens already
+    elif tokens.marker_text:
+        tokenizer = processor.info.get_tokenizer()
+        marker = tokenizer.encode(tokens.marker_text, add_special_tokens=False)
     inputs = ProcessorInputs(
-        # Mistral's own tokenizer has written all of an item's tokens already.
-        prompt=ids if isinstance(family, OwnTokenizer) else [*tokens.written],
+        prompt=marker,
         mm_data_items=processor.info.parse_mm_data({str(modality): theirs}),
     )
     made = processor.apply(inputs, TimingContext(enabled=False))
