@@ -140,7 +140,7 @@ class Server:
     def post_to(self, path: str, body: Any) -> httpx.Response:
         """POST to a path: ``bytes`` unchanged, anything else as JSON."""
         content = {"content": body} if isinstance(body, bytes) else {"json": body}
-        return plain_http.post(f"{self.url}{path}", timeout=60, **content)
+        return plain_http.post(f"{self.url}{path}", timeout=150, **content)
 
     def get(self, path: str) -> httpx.Response:
         return plain_http.get(f"{self.url}{path}", timeout=60)
