@@ -33,6 +33,7 @@ Ticket = tuple[ClientId, int]
 """A waiting client of the store, and the number of its call."""
 
 NonNegative = Annotated[int, Meta(ge=0, le=2**62)]
+Positive = Annotated[int, Meta(gt=0)]
 Nbytes = Annotated[int, Meta(ge=1, le=2**48)]
 KEY_NBYTES = 32
 KeyBytes = Annotated[bytes, Meta(min_length=KEY_NBYTES, max_length=KEY_NBYTES)]

@@ -241,9 +241,9 @@ class _Tokens:
 
     @classmethod
     def of(cls, tokenizer: Any, marker_id: int, embed_id: int) -> _Tokens:
-        is_known = min(marker_id, embed_id) >= 0
-        ids = [marker_id, embed_id] if is_known else []
-        marker, embed = tokenizer.convert_ids_to_tokens(ids) or (None, None)
+        marker = embed = None
+        if min(marker_id, embed_id) >= 0:
+            marker, embed = tokenizer.convert_ids_to_tokens([marker_id, embed_id])
         if marker is None or embed is None:
             raise UnsupportedModel("the tokens of the model's prompts stand for no media")
         return cls(marker, embed, embed_id)

@@ -58,11 +58,11 @@ class TakenMedia(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """
         if family is None:
             return cls()
-        facts = engine_facts(type_of(folder))
+        model_type = type_of(folder)
         return cls(
             audio_rate_hz=family.sample_rate_hz,
             videos=isinstance(family, QwenVlFamily) and _samples_alike(folder),
-            video_files=type_of(folder) not in facts.without_videos.get("vllm", ()),
+            video_files=model_type not in engine_facts(model_type).without_videos.get("vllm", ()),
         )
 
     def takes(self, modality: Modality, file: Buffer | None) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Any, Final, Self
 
-from msgspec import Meta, Struct, ValidationError, convert
+from msgspec import Struct, ValidationError, convert
 
 from afferent.errors import ConfigError
 from afferent.media.decoded import Array
@@ -19,18 +19,17 @@ from afferent.media.families.settings import BICUBIC
 from afferent.media.families.tokens import added_tokens
 from afferent.media.transforms.normalize import Arithmetic, Normalization
 from afferent.media.transforms.resize import Resampling, ResizeRule
+from afferent.types import Positive
 
 _MARKER, _EMBED = "<image>", "<IMG_CONTEXT>"
 _COLOURS: Final = Normalization(
     rescale_factor=1 / 255, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
 )
 
-_Positive = Annotated[int, Meta(gt=0)]
-
 
 class _Tower(Struct):
-    image_size: _Positive
-    patch_size: _Positive
+    image_size: Positive
+    patch_size: Positive
 
 
 class _Settings(Struct):

@@ -51,7 +51,7 @@ class LogMel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def num_samples(self, header: AudioHeader) -> int:
         """Return the number of a clip's samples at this rate."""
-        return -(-header.num_frames * self.sampling_rate // header.sample_rate_hz)
+        return header.num_samples(self.sampling_rate)
 
     @property
     def chunk_samples(self) -> int:

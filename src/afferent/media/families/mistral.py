@@ -24,7 +24,7 @@ from afferent.media.families.settings import CLIP_COLOURS
 from afferent.media.families.whisper import audio_header, decoded_audio
 from afferent.media.headers.probe import MediaHeader
 from afferent.media.transforms.resize import ResizeRule
-from afferent.types import Modality, NonNegative, TensorSpec
+from afferent.types import Modality, NonNegative, Positive, TensorSpec
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -43,8 +43,6 @@ _UNLISTED: Final = {_IMAGE: 10, _BREAK: 12, _END: 13}
 """Ids of the tokens in files that do not list them."""
 _INSTRUCT: Final = "instruct"
 
-_Positive = Annotated[int, Meta(gt=0)]
-
 
 class _Token(Struct):
     rank: NonNegative
@@ -52,17 +50,17 @@ class _Token(Struct):
 
 
 class _ImageSettings(Struct):
-    image_patch_size: _Positive
-    max_image_size: _Positive
-    spatial_merge_size: _Positive = 1
+    image_patch_size: Positive
+    max_image_size: Positive
+    spatial_merge_size: Positive = 1
 
 
 class _Spectra(Struct):
-    hop_length: _Positive
+    hop_length: Positive
 
 
 class _AudioSettings(Struct):
-    sampling_rate: _Positive
+    sampling_rate: Positive
     frame_rate: Annotated[float, Meta(gt=0)]
     audio_encoding_config: _Spectra
     chunk_length_s: Annotated[float, Meta(gt=0)]
@@ -159,8 +157,7 @@ class MistralAudio(PlainFamily, tag="mistral_audio", frozen=True, kw_only=True):
         return self.rate_hz
 
     def plan(self, header: MediaHeader) -> FeaturePlan:
-        audio = audio_header(header)
-        num_samples = -(-audio.num_frames * self.rate_hz // audio.sample_rate_hz)
+        num_samples = audio_header(header).num_samples(self.rate_hz)
         if not num_samples:
             raise InvalidMedia("the audio is too short for the model")
         num_chunks = math.ceil(num_samples / self.chunk)

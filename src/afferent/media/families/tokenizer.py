@@ -10,7 +10,7 @@ from typing import Final
 from tokenizers import Tokenizer
 
 from afferent.errors import ConfigError
-from afferent.media.families.tokens import OLDER
+from afferent.media.families.tokens import has_older_form
 
 _MISSING: Final = "{} has no tokenizer.json; save the model's fast tokenizer"
 _TIMEOUT_S: Final = 300
@@ -31,9 +31,9 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         ConfigError: The folder has no ``tokenizer.json``, or an invalid one, and no form that
             `transformers` converts.
     """
-    path = folder / "tokenizer.json"
-    if not path.exists() and any((folder / name).exists() for name in OLDER):
+    if has_older_form(folder):
         return _converted(folder)
+    path = folder / "tokenizer.json"
     if not path.exists():
         raise ConfigError(_MISSING.format(folder))
     try:

@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 from msgspec import Struct
 
 from afferent.errors import ConfigError
-from afferent.media.families.family import read_json
+from afferent.media.families.family import read_json, read_json_as
 from afferent.media.families.plan import Prompt
 
 SPECIAL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 """Names of `transformers` for tokens that are not of media."""
-OLDER: Final = ("vocab.json", "tokenizer.model", "vocab.txt")
+_OLDER: Final = ("vocab.json", "tokenizer.model", "vocab.txt")
 """Files of tokenizers that `transformers` converts."""
 
 
@@ -45,21 +44,19 @@ def added_tokens(folder: Path) -> dict[int, str]:
     Raises:
         ConfigError: The folder has no tokenizer, an invalid one, or one that is code of its own.
     """
-    path = folder / "tokenizer.json"
-    if not path.exists() and any((folder / name).exists() for name in OLDER):
-        path = folder / "tokenizer_config.json"
-        try:
-            listed = msgspec.json.decode(path.read_bytes(), type=_Settings)
-        except (OSError, ValueError, msgspec.MsgspecError) as error:
-            raise ConfigError(f"{path} can't be read: {error}") from error
-        if listed.auto_map:
+    if has_older_form(folder):
+        settings = read_json_as(folder / "tokenizer_config.json", _Settings)
+        if settings.auto_map:
             raise ConfigError(f"{folder}: no code of a model's folder is run")
-        return {number: token.content for number, token in listed.added_tokens_decoder.items()}
-    try:
-        tokenizer = msgspec.json.decode(path.read_bytes(), type=_Tokenizer)
-    except (OSError, ValueError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"{path} can't be read: {error}") from error
+        return {number: token.content for number, token in settings.added_tokens_decoder.items()}
+    tokenizer = read_json_as(folder / "tokenizer.json", _Tokenizer)
     return {token.id: token.content for token in tokenizer.added_tokens}
+
+
+def has_older_form(folder: Path) -> bool:
+    """Return whether a folder has a tokenizer only in a form that `transformers` converts."""
+    is_new = (folder / "tokenizer.json").exists()
+    return not is_new and any((folder / name).exists() for name in _OLDER)
 
 
 def between_marks(folder: Path, begin_id: int, end_id: int, num_embeds: int) -> Prompt:

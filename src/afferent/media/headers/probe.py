@@ -57,6 +57,10 @@ class AudioHeader(Struct, tag="audio", frozen=True, array_like=True, forbid_unkn
     def duration_s(self) -> float:
         return self.num_frames / self.sample_rate_hz
 
+    def num_samples(self, rate_hz: int) -> int:
+        """Return the number of samples at another rate."""
+        return -(-self.num_frames * rate_hz // self.sample_rate_hz)
+
 
 @dataclass(frozen=True, slots=True)
 class ImageBound:
