@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import itertools
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from PIL import Image
+
 from benchmarks.client import Client, clients
 from benchmarks.pages import PageFiles
 from benchmarks.peers.servers import MODEL, Side
 
 _TIMEOUT_S = 300.0
+_JPEG_QUALITY = 90
 
 
 @dataclass(slots=True)
@@ -33,13 +37,24 @@ class Load:
 
 
 class Pages:
-    """Bodies of requests, each with a new page, for an answer of one token."""
+    """Bodies of requests, each with a new page, for an answer of one token.
 
-    def __init__(self, width: int = 1275, height: int = 1650) -> None:
+    Args:
+        are_mixed: Half of the pages are JPEGs; otherwise all are PNGs.
+    """
+
+    def __init__(self, width: int = 1275, height: int = 1650, *, are_mixed: bool = False) -> None:
         self._files, self._next = PageFiles(width, height), itertools.count()
+        self._are_mixed = are_mixed
 
     def fresh(self, number: int) -> list[bytes]:
-        return [_body(self._files.page(next(self._next))) for _ in range(number)]
+        return [self._body_of(next(self._next)) for _ in range(number)]
+
+    def _body_of(self, number: int) -> bytes:
+        png = self._files.page(number)
+        if self._are_mixed and number % 4 >= 2:  # of each drawn page, as many
+            return _body(_jpeg_of(png), "image/jpeg")
+        return _body(png)
 
 
 def bodies_of(pages: Pages, known: Sequence[bytes], number: int, *, are_new: bool) -> list[bytes]:
@@ -49,8 +64,14 @@ def bodies_of(pages: Pages, known: Sequence[bytes], number: int, *, are_new: boo
     )
 
 
-def _body(png: bytes) -> bytes:
-    url = "data:image/png;base64," + base64.b64encode(png).decode()
+def _jpeg_of(png: bytes) -> bytes:
+    out = io.BytesIO()
+    Image.open(io.BytesIO(png)).save(out, "JPEG", quality=_JPEG_QUALITY)
+    return out.getvalue()
+
+
+def _body(file: bytes, mime_type: str = "image/png") -> bytes:
+    url = f"data:{mime_type};base64," + base64.b64encode(file).decode()
     part = f'{{"type":"image_url","image_url":{{"url":"{url}"}}}}'
     return (
         f'{{"model":"{MODEL}","max_tokens":1,"temperature":0,"messages":[{{"role":"user","content":'

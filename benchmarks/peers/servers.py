@@ -225,13 +225,24 @@ def stock(
 
 
 @contextmanager
-def afferent(python: Path, model: Path, *arguments: str, device: Device = CPU) -> Iterator[Side]:
-    """Run ``afferent serve``, which starts its own vLLM."""
+def afferent(
+    python: Path,
+    model: Path,
+    *arguments: str,
+    flags: Sequence[str] = (),
+    device: Device = CPU,
+) -> Iterator[Side]:
+    """Run ``afferent serve``, which starts its own vLLM.
+
+    Args:
+        arguments: Of vLLM.
+        flags: Of Afferent.
+    """
     port = free_port()
     line = [sys.executable, "-m", "afferent.cli", "serve", str(model), "--port", str(port)]
     line += ["--engine", "vllm", "--engine-python", str(python)]
     line += [f"--engine-args={shlex.join((*device.arguments, *arguments))}"]
-    line += ["--arena-nbytes", str(ARENA_NBYTES), "--embeddings-share", "0.3"]
+    line += ["--arena-nbytes", str(ARENA_NBYTES), "--embeddings-share", "0.3", *flags]
     url = f"http://127.0.0.1:{port}"
     with _running("afferent", line, url, "/ready", env=device.env) as side:
         side.arena_nbytes = ARENA_NBYTES

@@ -55,12 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--against", choices=("stock", "best"), default="stock", help="vLLM's settings"
     )
     parser.add_argument("--only", choices=("misses", "repeats"), help="leave out the other")
+    parser.add_argument("--mixed", action="store_true", help="half of the pages are JPEGs")
+    parser.add_argument("--frontends", type=int, default=1, help="of Afferent; 1 by default")
     parser.add_argument(
         "--python", type=Path, default=vllm_env.python_of(vllm_env.FOLDER), help="with vLLM"
     )
 
 
-def num_steps(*, quick: bool, python: Path, against: str, only: str | None) -> int:
+def num_steps(*, quick: bool, only: str | None, **_: object) -> int:
     num_pairs = 0 if only else NUM_PAIRS
     return len(_cases(only)) * 2 * _num_rounds(quick=quick) + 2 * num_pairs
 
@@ -74,20 +76,32 @@ def _num_rounds(*, quick: bool) -> int:
 
 
 def run(
-    *, quick: bool, python: Path, against: str, only: str | None, after_sample: AfterSample
+    *,
+    quick: bool,
+    python: Path,
+    against: str,
+    only: str | None,
+    mixed: bool,
+    frontends: int,
+    after_sample: AfterSample,
 ) -> Report:
     if not python.exists():
         raise ConfigError(f"{python} is not there: make setup-vllm")
     report = Report("vllm", QUESTION)
+    report.notes.append(
+        f"{'PNGs and JPEGs' if mixed else 'PNGs'}; {frontends} frontend(s) of Afferent"
+    )
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         model = servers.make_model(Path(folder))
         sides = [
             stack.enter_context(
                 servers.stock(against, python, model, *(servers.BEST if against == "best" else ()))
             ),
-            stack.enter_context(servers.afferent(python, model)),
+            stack.enter_context(
+                servers.afferent(python, model, flags=("--frontends", str(frontends)))
+            ),
         ]
-        pages = Pages()
+        pages = Pages(are_mixed=mixed)
         known = pages.fresh(_NUM_KNOWN)
         for side in sides:
             put(side, _PATH, [*pages.fresh(2), *known], 4)
