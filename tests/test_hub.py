@@ -83,6 +83,17 @@ def test_no_weights_for_an_engine_that_has_its_own(hub: Hub) -> None:
     assert not list(folder.glob("*.safetensors"))
 
 
+def test_the_weights_of_mistrals_format_where_there_are_no_others(hub: Hub) -> None:
+    """Pixtral-12B is released in this format alone; later models have both formats."""
+    mistrals = {"params.json": b"{}", "tekken.json": b"[]", "consolidated.safetensors": b"x"}
+    hub.repos["a/mistral"] = Repo(mistrals)
+    assert not list(download("a/mistral", needs_weights=False).glob("*.safetensors"))
+    found = {path.name for path in download("a/mistral").iterdir()}
+    assert found == set(hub.fetched) == set(mistrals)
+    hub.repos[NAME].files |= mistrals
+    assert "consolidated.safetensors" not in {path.name for path in download().iterdir()}
+
+
 def test_revisions(hub: Hub) -> None:
     hub.repos[NAME].revisions = ("main", "v1.2")
     assert download(revision="v1.2") == download(revision="a" * 40)

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
 from afferent.errors import MediaTooLarge, StoreFull
-from afferent.media.body.raw import SMALL_NBYTES, HeapAllowance, RawBuffer
+from afferent.media.body.raw import (
+    MEDIUM_NBYTES,
+    SMALL_NBYTES,
+    HeapAllowance,
+    HeapReserve,
+    RawBuffer,
+)
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.store.daemon.server import StoreServer
 from afferent.types import KiB, MiB, ObjectKind
@@ -94,6 +101,70 @@ def test_all_buffers_of_a_request_share_the_heap(run: Callable[..., None]) -> No
         await fill(late, 1)
         assert not buffers[0].is_on_heap
         assert late.is_on_heap
+
+    run(work)
+
+
+def open_reserve(nbytes: int) -> HeapReserve:
+    reserve = HeapReserve(nbytes)
+    for _ in range(6):
+        reserve.note(1, 1)
+    return reserve
+
+
+def free_nbytes(reserve: HeapReserve, nbytes: int) -> int:
+    """Return how much of a reserve is free, in pieces."""
+    num_pieces = 0
+    while reserve.take(nbytes):
+        num_pieces += 1
+    reserve.give_back(num_pieces * nbytes)
+    return num_pieces * nbytes
+
+
+def test_a_reserve_is_open_while_most_items_are_known() -> None:
+    reserve = HeapReserve(SMALL_NBYTES)
+    assert not reserve.take(1)
+    for _ in range(6):
+        reserve.note(2, 2)
+    assert reserve.take(SMALL_NBYTES)
+    assert not reserve.take(1)
+    reserve.give_back(SMALL_NBYTES)
+    reserve.note(0, 0)
+    assert reserve.take(1)
+    for _ in range(6):
+        reserve.note(0, 1)
+    assert not reserve.take(1)
+
+
+def test_larger_bodies_share_the_reserve_of_the_process(run: Callable[..., None]) -> None:
+    """Each has at most `MEDIUM_NBYTES`; the reserve has its bytes back with the last reference."""
+    piece, nbytes = len(PIECE), MEDIUM_NBYTES - SMALL_NBYTES
+    reserve = open_reserve(nbytes + piece)
+
+    async def work(store: AsyncDaemonStore) -> None:
+        first, second = (RawBuffer(store, "r", HeapAllowance(reserve=reserve)) for _ in range(2))
+        await fill(first, MEDIUM_NBYTES // piece)
+        assert first.is_on_heap
+        assert free_nbytes(reserve, piece) == piece
+        await fill(second, SMALL_NBYTES // piece + 1)
+        assert second.is_on_heap
+        assert free_nbytes(reserve, piece) == 0
+        await fill(second, 1)
+        assert not second.is_on_heap
+        assert free_nbytes(reserve, piece) == piece
+        media = first.finish([(0, piece), (piece, 2 * piece)], origin="data")
+        assert [item.data for item in media] == [PIECE, PIECE * 2]
+        del first
+        assert free_nbytes(reserve, piece) == piece
+        kept = replace(media.pop(), digest=b"d")
+        del media
+        assert free_nbytes(reserve, piece) == piece
+        del kept
+        assert free_nbytes(reserve, piece) == nbytes + piece
+        third = RawBuffer(store, "r", HeapAllowance(reserve=reserve))
+        await fill(third, MEDIUM_NBYTES // piece + 1)
+        assert not third.is_on_heap
+        assert free_nbytes(reserve, piece) == nbytes + piece
 
     run(work)
 

@@ -109,7 +109,7 @@ class ReceivedItem:
         return isinstance(self.header, ForwardedHeader)
 
     @property
-    def data(self) -> bytes | None:
+    def data(self) -> bytes | memoryview | None:
         """Bytes on the heap."""
         return self.raw.data if self.raw is not None else None
 

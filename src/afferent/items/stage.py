@@ -26,7 +26,7 @@ from afferent.items.plan import Planner, features_job
 from afferent.items.receive import MEDIA_BYTES, ItemReader, not_cached
 from afferent.items.request import Detail, ItemRequest, MediaPart
 from afferent.keys import PLACEMENT_NBYTES
-from afferent.media.body.raw import COPY, PAGE
+from afferent.media.body.raw import COPY, PAGE, HeapReserve
 from afferent.media.families.plan import Prompt
 from afferent.media.headers.probe import ImageHeader
 from afferent.media.workers.jobs import InputRange, Planned
@@ -94,6 +94,7 @@ class ItemStage:
         self._names = Names(store, timeout_s=settings.timeout_s)
         self._reader = ItemReader(store, processor, self._names, settings)
         self._prompts: dict[ContentKey, Prompt] = {}
+        self.heap = HeapReserve()
         self._maker = Maker(store, gate, shares=settings.shares, timeout_s=settings.timeout_s)
         self._planner = Planner(self._maker, processor)
         self.documents = DocumentReader(store, gate, self._maker, self, self._reader, settings)
@@ -321,6 +322,7 @@ class ItemStage:
         if sealed and not is_forwarded:  # jobs pin the received bytes that they need
             await self._store.release(request_id, sealed)
         _count_outcomes(distinct, found, settled, trace, is_ahead=is_ahead)
+        self.heap.note(sum(isinstance(outcome, Hit) for outcome in found), len(found))
         ready = {
             item: self._ready(item, items.plans.get(item), before, after)
             for item, before, after in zip(distinct, found, settled, strict=True)

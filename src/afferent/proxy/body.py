@@ -20,7 +20,7 @@ from afferent.media.body.form import FormCutter, FormType
 from afferent.media.body.json_keys import check_keys
 from afferent.media.body.json_text import check_encoding
 from afferent.media.body.pace import Pace
-from afferent.media.body.raw import SMALL_NBYTES, RawBuffer, RawMedia
+from afferent.media.body.raw import HeapAllowance, HeapReserve, RawBuffer, RawMedia
 from afferent.media.body.received import ReceivedBody
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.types import FILE_KINDS
@@ -64,10 +64,12 @@ class BodyReader:
         knows: Callable[[bytes], Awaitable[bool]] | None = None,
         early: EarlyBody | None = None,
         form: FormType | None = None,
+        heap: HeapReserve | None = None,
     ) -> None:
         """Create it.
 
         Args:
+            heap: Reserve of the process, for media of which the features may exist.
             form: Description of a body that is a form and no JSON; ``media_keys`` and the arguments
                 on JSON have no effect then.
             early: Begins the features of the body's images while the rest of it arrives.
@@ -80,7 +82,7 @@ class BodyReader:
         self._gate, self._limits, self._request_id = gate, limits, request_id
         self._tenant = tenant
         self._is_uploading = False
-        self._buffer = RawBuffer(store, request_id)
+        self._buffer = RawBuffer(store, request_id, HeapAllowance(reserve=heap))
         self._sink = _Sink(self._buffer, limits)
         self._is_form = form is not None
         self._cutter: BodyCutter | FormCutter
@@ -205,8 +207,8 @@ class BodyReader:
         elif self._buffer.is_on_heap:
             most = self._limits.max_body_nbytes + self._num_known
             left_nbytes = max(min(announced, most) - self._num_cut, 0)
-            has_room = self._buffer.nbytes + window_nbytes <= SMALL_NBYTES
-            if has_room and not self._is_sent(announced, left_nbytes):
+            waits = self._is_sent(announced, left_nbytes)
+            if not waits and self._buffer.make_room_on_heap(self._buffer.nbytes + window_nbytes):
                 return
             # The cutter may still have the end of a window.
             quarters = 4 if self._cutter.is_text else 3

@@ -216,6 +216,7 @@ class BodyStage:
             knows=partial(self._references.knows, own.id, tenant) if makes_features else None,
             early=self._references.early(own.share) if makes_features else None,
             form=form,
+            heap=self._references.items.heap if makes_features else None,
         )
 
     async def _parsed(

@@ -59,6 +59,7 @@ class BodyReceiver:
             tenant=share.tenant,
             knows=partial(self._pipeline.knows, own.id, share.tenant),
             early=self._pipeline.early(share) if begins_early else None,
+            heap=self._pipeline.heap,
         )
         body = await reader.read(request)
         files = await look_up(body.json, self._files, tenant=share.tenant)

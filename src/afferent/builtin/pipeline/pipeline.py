@@ -76,6 +76,7 @@ class Pipeline:
         self.prompts = PromptStage(engine=engine, builder=builder, items=items, sampling=sampling)
         self._builder = builder
         self._items, self.knows, self.missing = items, items.knows, items.missing
+        self.heap = items.heap
         self.early, self.close = items.early.body, items.close
 
     @property

@@ -1,5 +1,8 @@
 """Buffers of arriving media: on the heap while they are small, then in the arena.
 
+A process has a reserve of heap for larger ones: if the store has the features of such an item, its
+bytes need no message to the store.
+
 A request's bytes in the arena are granted before they are read where their number is known. Where
 it is unknown, growth never waits: a request that waits for space while it has some could wait for
 itself.
@@ -9,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
@@ -23,7 +26,12 @@ from afferent.store.protocol.items import SealItem
 from afferent.types import CreateItem, Handle, KiB, MiB, ObjectKind
 
 SMALL_NBYTES = 256 * KiB
-"""Most bytes of a request on the heap."""
+"""Bytes that each request may have on the heap."""
+MEDIUM_NBYTES = MiB
+"""Most bytes of a request on the heap, with what it takes of the reserve."""
+_RESERVE_NBYTES = 16 * MiB
+_MANY = 8
+"""About so many of the last requests decide whether a reserve is open."""
 _MAX_STEP_NBYTES = 4 * MiB
 PAGE = "page"
 """Origin of an image that a worker has made of a document's page or a video's frame."""
@@ -31,18 +39,69 @@ COPY = "copy"
 """Origin of a copy of an item whose features are made before its request is complete."""
 
 
-class HeapAllowance:
-    """Heap bytes of all buffers of a request together."""
+class HeapReserve:
+    """Heap bytes that all requests of a process share.
 
-    def __init__(self, nbytes: int = SMALL_NBYTES) -> None:
-        self._left_nbytes = nbytes
+    It is open while most items are known: an unknown one would be copied once more.
+    """
+
+    def __init__(self, nbytes: int = _RESERVE_NBYTES) -> None:
+        self._left_nbytes, self._known_part = nbytes, 0.0
+
+    def note(self, num_known: int, number: int) -> None:
+        """Note how many of a request's items were known."""
+        if number:
+            self._known_part += (num_known / number - self._known_part) / _MANY
 
     def take(self, nbytes: int) -> bool:
-        """Take bytes; return whether enough were left. A negative number returns bytes."""
-        if nbytes > self._left_nbytes:
+        """Take bytes; return whether it is open and has enough."""
+        if self._known_part < 0.5 or nbytes > self._left_nbytes:
             return False
         self._left_nbytes -= nbytes
         return True
+
+    def give_back(self, nbytes: int) -> None:
+        """Return bytes that were taken."""
+        self._left_nbytes += nbytes
+
+
+class HeapAllowance:
+    """Heap bytes of all buffers of a request together.
+
+    A `RawMedia` on the heap refers to it, and bytes of the reserve return with the last reference.
+    """
+
+    def __init__(self, nbytes: int = SMALL_NBYTES, reserve: HeapReserve | None = None) -> None:
+        self._left_nbytes, self._reserve = nbytes, reserve
+        self._reserved_nbytes = 0
+
+    def take(self, nbytes: int) -> bool:
+        """Take bytes; return whether enough were left. A negative number returns bytes."""
+        missing_nbytes = nbytes - self._left_nbytes
+        if missing_nbytes > 0 and not self._take_reserved(missing_nbytes):
+            return False
+        self._left_nbytes -= nbytes
+        if self._reserved_nbytes and self._left_nbytes > 0:
+            self._give_back(min(self._left_nbytes, self._reserved_nbytes))
+        return True
+
+    def __del__(self) -> None:
+        if self._reserved_nbytes:
+            self._give_back(self._reserved_nbytes)
+
+    def _take_reserved(self, nbytes: int) -> bool:
+        most = MEDIUM_NBYTES - SMALL_NBYTES - self._reserved_nbytes
+        if self._reserve is None or nbytes > most or not self._reserve.take(nbytes):
+            return False
+        self._reserved_nbytes += nbytes
+        self._left_nbytes += nbytes
+        return True
+
+    def _give_back(self, nbytes: int) -> None:
+        if self._reserve is not None:
+            self._reserve.give_back(nbytes)
+        self._reserved_nbytes -= nbytes
+        self._left_nbytes -= nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +119,12 @@ class RawMedia:
         took_us: Duration of their transfer from a media host.
         is_frames: They are the base64 text of a video's frames, with commas between them.
         is_new: The features of the item did not exist, and were begun while its body arrived.
+        allowance: Of ``data``.
     """
 
     origin: str
     nbytes: int
-    data: bytes | None = None
+    data: bytes | memoryview | None = None
     handle: Handle | None = None
     start: int = 0
     is_sealed: bool = False
@@ -73,6 +133,7 @@ class RawMedia:
     took_us: int = 0
     is_frames: bool = False
     is_new: bool = False
+    allowance: HeapAllowance | None = field(default=None, repr=False, compare=False)
 
     @property
     def is_left_out(self) -> bool:
@@ -154,11 +215,9 @@ class RawBuffer:
             ArenaTooSmall: The arena never has so much space.
         """
         has_nbytes = self._allowed_nbytes if self._block is None else len(self._block)
-        if nbytes <= has_nbytes:
+        if nbytes <= has_nbytes or self.make_room_on_heap(nbytes):
             return
-        if self._handle is None and self._allowance.take(nbytes - self._allowed_nbytes):
-            self._allowed_nbytes = nbytes
-        elif self._room is not None and self._handle is None and not self.nbytes:
+        if self._room is not None and self._handle is None and not self.nbytes:
             place = await self._room.take(nbytes)
             self._move_to(place.handle, place.block, shared_start=place.start)
         else:
@@ -168,6 +227,13 @@ class RawBuffer:
             with _naming_the_setting():
                 (handle,) = await self._store.create(self._request_id, [item])
             self._move_to(handle, self._store.block(handle))
+
+    def make_room_on_heap(self, nbytes: int) -> bool:
+        """Return whether the heap has space for so many bytes in all; reserve it."""
+        if self._handle is not None or not self._allowance.take(nbytes - self._allowed_nbytes):
+            return False
+        self._allowed_nbytes = nbytes
+        return True
 
     def write(self, data: bytes) -> None:
         """Append bytes; there must be space for them."""
@@ -209,10 +275,14 @@ class RawBuffer:
         """Close the buffer; return its items, which are ``(start, nbytes)`` each."""
         self._block = None
         if self._handle is None:
-            whole = bytes(self._heap)
+            whole = memoryview(self._heap).toreadonly()
             self._heap = bytearray()
             return [
-                RawMedia(origin, nbytes, data=whole[start : start + nbytes])
+                RawMedia(
+                    *(origin, nbytes),
+                    data=whole[start : start + nbytes],
+                    allowance=self._allowance,
+                )
                 for start, nbytes in parts
             ]
         handle, first = self._handle, self._shared_start

@@ -17,12 +17,15 @@ from afferent.errors import ConfigError, in_a_line
 BUILT_IN_MODELS: Final = Path(__file__).parents[2] / "builtin" / "models"
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_CONFIGS: Final = ("config.json", "params.json")
+_MISTRALS: Final = "params.json"
+_CONFIGS: Final = ("config.json", _MISTRALS)
 """Configurations of `transformers` and of Mistral's own format, which vLLM reads, too."""
 _WEIGHTS: Final = "*.safetensors"
 _BESIDE: Final = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
 # The same weights for other programs, and weights of other parts.
-_LEFT_OUT: Final = ("*/*", "*.bin", "consolidated*")
+_LEFT_OUT: Final = ("*/*", "*.bin")
+_OF_MISTRAL: Final = "consolidated*"
+"""Weights in Mistral's own format, which are needed only where there is no other."""
 
 
 def is_name(model: str) -> bool:
@@ -53,7 +56,7 @@ def find_model(
     built_in = [BUILT_IN_MODELS / name] if "/" not in name else []
     given = Path(name).expanduser()
     for folder in (*built_in, given):
-        if any((folder / config).is_file() for config in _CONFIGS):
+        if _config_of(folder):
             return folder.resolve()
     if given.is_dir():
         raise ConfigError(f"MODEL {name}: the folder has no config.json")
@@ -88,17 +91,22 @@ def download(
     # Imported here: a server of a local folder does not need them.
     from huggingface_hub import constants, errors, snapshot_download
 
-    here, cache = endpoint(), constants.HF_HUB_CACHE
-    try:
-        folder = Path(
+    def fetch(*left_out: str) -> Path:
+        return Path(
             snapshot_download(
                 name,
                 revision=revision or None,
                 allow_patterns=[*_BESIDE, *([_WEIGHTS] if needs_weights else [])],
-                ignore_patterns=list(_LEFT_OUT),
+                ignore_patterns=[*_LEFT_OUT, *left_out],
                 local_files_only=from_cache_only,
             )
         )
+
+    here, cache = endpoint(), constants.HF_HUB_CACHE
+    try:
+        folder = fetch(_OF_MISTRAL)
+        if needs_weights and _config_of(folder) == _MISTRALS:
+            folder = fetch()
     except errors.HFValidationError as error:
         raise ConfigError(
             f"{name!r} is neither a folder here nor a model's name on a hub"
@@ -133,7 +141,7 @@ def download(
 
 
 def _check(folder: Path, name: str, *, needs_weights: bool) -> None:
-    if not (folder / "config.json").is_file():
+    if not _config_of(folder):
         raise ConfigError(
             f"{name!r} on {endpoint()} has no config.json: transformers can't load it"
         )
@@ -142,3 +150,8 @@ def _check(folder: Path, name: str, *, needs_weights: bool) -> None:
             f"{name!r} on {endpoint()} has no safetensors, and weights of other forms are not "
             "read: they are pickles, which may run code"
         )
+
+
+def _config_of(folder: Path) -> str:
+    """Return the name of a folder's configuration; empty if it has none."""
+    return next((name for name in _CONFIGS if (folder / name).is_file()), "")
