@@ -10,6 +10,7 @@ itself.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -47,6 +48,8 @@ class HeapReserve:
 
     def __init__(self, nbytes: int = _RESERVE_NBYTES) -> None:
         self._left_nbytes, self._known_part = nbytes, 0.0
+        # The collector may return bytes at any moment, in any thread.
+        self._returned: deque[int] = deque()
 
     def note(self, num_known: int, number: int) -> None:
         """Note how many of a request's items were known."""
@@ -55,6 +58,8 @@ class HeapReserve:
 
     def take(self, nbytes: int) -> bool:
         """Take bytes; return whether it is open and has enough."""
+        while self._returned:
+            self._left_nbytes += self._returned.popleft()
         if self._known_part < 0.5 or nbytes > self._left_nbytes:
             return False
         self._left_nbytes -= nbytes
@@ -62,7 +67,7 @@ class HeapReserve:
 
     def give_back(self, nbytes: int) -> None:
         """Return bytes that were taken."""
-        self._left_nbytes += nbytes
+        self._returned.append(nbytes)
 
 
 class HeapAllowance:
