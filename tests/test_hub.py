@@ -14,9 +14,10 @@ from huggingface_hub import constants
 from afferent import cli
 from afferent.builtin.engine.settings import ReferenceSettings
 from afferent.config import load
+from afferent.engines import registry
 from afferent.errors import ConfigError
 from afferent.media.families import hub as ours
-from afferent.operations.supervisor.checks import BUILT_IN_MODELS, Checked, check
+from afferent.operations.supervisor.checks import BUILT_IN_MODELS, Checked, check, model_folder
 from tests.hub import Hub, Repo, running_hub
 from tests.server import Server, ask
 
@@ -51,15 +52,15 @@ def _be_at(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files)
 
 
-def download(name: str = NAME, *, revision: str = "", needs_weights: bool = True) -> Path:
-    return ours.download(name, revision=revision, needs_weights=needs_weights)
+def download(name: str = NAME, *, revision: str = "", **chosen: bool) -> Path:
+    return ours.download(name, revision=revision, **{"needs_weights": True, **chosen})
 
 
 def checked(flags: dict[str, str]) -> Checked:
     return check(load(flags, extra=(ReferenceSettings,)), may_download=True)
 
 
-def refusal(name: str = NAME, **arguments: str) -> str:
+def refusal(name: str = NAME, **arguments: str | bool) -> str:
     """Return the error message, which is one line."""
     with pytest.raises(ConfigError) as caught:
         download(name, **arguments)  # type: ignore[arg-type]
@@ -87,11 +88,31 @@ def test_the_weights_of_mistrals_format_where_there_are_no_others(hub: Hub) -> N
     """Pixtral-12B is released in this format alone; later models have both formats."""
     mistrals = {"params.json": b"{}", "tekken.json": b"[]", "consolidated.safetensors": b"x"}
     hub.repos["a/mistral"] = Repo(mistrals)
-    assert not list(download("a/mistral", needs_weights=False).glob("*.safetensors"))
-    found = {path.name for path in download("a/mistral").iterdir()}
-    assert found == set(hub.fetched) == set(mistrals)
+    for needs_weights in (True, False):
+        assert "has no config.json" in refusal("a/mistral", needs_weights=needs_weights)
+    hub.repos["a/both"] = Repo({"config.json": b"{} ", **mistrals})
+    assert "no safetensors in the form of transformers" in refusal("a/both")
+    assert "consolidated.safetensors" not in hub.fetched
+
+    hub.repos["a/other"] = Repo(mistrals)
+    found = download("a/other", takes_mistrals=True)
+    assert {path.name for path in found.iterdir()} == set(mistrals)
     hub.repos[NAME].files |= mistrals
-    assert "consolidated.safetensors" not in {path.name for path in download().iterdir()}
+    found = download(takes_mistrals=True)
+    assert [path.name for path in found.glob("*.safetensors")] == ["model.safetensors"]
+
+
+def test_vllm_takes_mistrals_format(hub: Hub) -> None:
+    files = {"params.json": b"{}", "tekken.json": b"[]", "consolidated.safetensors": b"x"}
+    hub.repos["a/mistral"] = Repo(files)
+    for engine, takes in (("vllm", True), ("reference", False)):
+        settings = registry.find(engine).settings_type
+        loaded = load({"model": "a/mistral", "engine": engine}, extra=(settings,))
+        if takes:
+            assert (model_folder(loaded, may_download=True) / "consolidated.safetensors").is_file()
+        else:
+            with pytest.raises(ConfigError, match=r"has no config\.json"):
+                model_folder(loaded, may_download=True)
 
 
 def test_revisions(hub: Hub) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from afferent.types import Modality
 from tests.engine import families
 from tests.images import encoded, photo
 from tests.media.folders import make_qwen
+from tests.pages import DOCS
 from tests.vllm import mistral_models
 
 SHAPES = BUILT_IN_MODELS / "shapes"
@@ -119,6 +121,25 @@ def test_a_folder_in_mistrals_format_is_read_as_vllm_reads_it(tmp_path: Path) ->
 def test_what_is_refused_before_a_start(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         VllmUpstream().check(SHAPES, VllmSettings(**settings))
+
+
+def refused_flags() -> list[str]:
+    """Return the options that the documentation calls refused at the start."""
+    page = (DOCS / "vllm-options.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"## Refused at the start\n(.*?)\n## ", page, re.S)
+    rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
+    return [flag for row in rows for flag in re.findall(r"`(--[a-z-]+)`", row)]
+
+
+@pytest.mark.parametrize("flag", refused_flags())
+def test_each_option_that_the_documentation_calls_refused(flag: str) -> None:
+    known = {each for each in refused_flags() if each != "--compilation-config"}
+    assert len(known) == 12
+    if flag == "--compilation-config":  # the plugin refuses it: tests/vllm/inside.py
+        return
+    for text in (flag, f"{flag}=x", f"{flag} x", flag.replace("-", "_").replace("__", "--", 1)):
+        with pytest.raises(ConfigError, match=f"--engine-args: {flag} (is set by|would lead)"):
+            VllmUpstream().check(SHAPES, VllmSettings(engine_args=text))
 
 
 @pytest.mark.parametrize(

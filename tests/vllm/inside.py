@@ -25,13 +25,14 @@ import numpy as np
 import torch
 import vllm
 from PIL import Image
-from vllm.config import ECTransferConfig, VllmConfig
+from vllm.config import CompilationConfig, ECTransferConfig, VllmConfig
 from vllm.distributed.ec_transfer.ec_connector.example_connector import ECExampleConnector
 from vllm.distributed.ec_transfer.ec_connector.mooncake_store_embedding.data import (
     make_embedding_key,
 )
 from vllm.distributed.kv_events import EventBatch
 from vllm.distributed.kv_transfer.kv_connector.v1 import example_connector
+from vllm.model_executor.models.qwen2_vl import Qwen2VLForConditionalGeneration
 from vllm.multimodal.hasher import MultiModalHasher
 from vllm.multimodal.inputs import (
     MultiModalBatchedField,
@@ -56,6 +57,7 @@ from afferent.engines.vllm import items
 from afferent.engines.vllm.plugin import ec, probe
 from afferent.engines.vllm.plugin import labels as plugin_labels
 from afferent.engines.vllm.plugin import mistral as plugin_mistral
+from afferent.engines.vllm.plugin import models as plugin_models
 from afferent.engines.vllm.plugin import names as plugin_names
 from afferent.engines.vllm.plugin.arena import Arena
 from afferent.engines.vllm.plugin.embeddings import KeptEmbeddings
@@ -133,6 +135,10 @@ def many() -> None:
 def refusals() -> None:
     for tree in ({"x": 1}, {"x": {"data": 1, "kind": "other", "options": {"keep_on_cpu": True}}}):
         refused(functools.partial(items.from_tree, tree))
+    model: Any = plugin_models.subclass(Qwen2VLForConditionalGeneration)
+    config = SimpleNamespace(compilation_config=CompilationConfig(cudagraph_mm_encoder=True))
+    why = refused(functools.partial(model, vllm_config=config), ValueError)
+    assert why == "Afferent: cudagraph_mm_encoder goes around the arena; leave it off"
 
 
 def hooks() -> None:

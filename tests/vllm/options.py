@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from afferent.conformance.images import draw_image
+from tests.images import encoded, in_mode, photo
 from tests.server import data_url, image_part
 from tests.vllm.asking import ask_all
 from tests.vllm.questions import Question, questions
@@ -52,6 +53,26 @@ def chats(url: str, *, models: Sequence[str] = ("shapes",)) -> list[Any]:
         for model in models
     ]
     return [each.said for each in asyncio.run(ask_all(url, all_asked, num_at_once=1))]
+
+
+def transparent(url: str) -> list[Any]:
+    """Ask questions of all dialects, and about pictures with transparent pixels."""
+    asked = []
+    for number, mode in enumerate(("RGBA", "LA", "PA", "RGBA")):
+        picture = encoded(in_mode(photo(90 + 20 * number, 120, number), mode), "PNG")
+        text = {"type": "text", "text": "What is it?"}
+        content = [image_part(data_url(picture, "png")), text]
+        body = {
+            "model": "shapes",
+            "messages": [{"role": "user", "content": content}],
+            "max_tokens": 24,
+            "temperature": 0,
+            "logprobs": True,
+        }
+        asked.append(Question("/v1/chat/completions", body, is_stream=False))
+    found = [each.said for each in asyncio.run(ask_all(url, asked, num_at_once=1))]
+    assert all(each is not None and each.status == 200 for each in found), found
+    return [*found, *chats(url)]
 
 
 def adapted(url: str) -> list[Any]:
@@ -124,7 +145,7 @@ OPTIONS = (
     Option(
         "--media-io-kwargs",
         ["--media-io-kwargs", '{"image": {"rgba_background_color": [0, 0, 0]}}'],
-        chats,
+        transparent,
     ),
     Option(
         "--mm-processor-kwargs", ["--mm-processor-kwargs", '{"max_pixels": 12544}'], chats, "bytes"

@@ -154,6 +154,8 @@ class Backend(ABC, Generic[SettingsT, LinkT]):
     settings_type: type[SettingsT]
     link_type: type[LinkT]
     resize_rule: ClassVar[ResizeRule] = "pillow"
+    takes_mistrals: ClassVar[bool] = False
+    """Whether the engine reads models in Mistral's own format."""
 
     def resize_rule_of(self, settings: SettingsT) -> ResizeRule:
         """Return the rule of `resize_rule`; a backend may have a setting for it."""

@@ -255,7 +255,10 @@ class ItemStage:
         if unsealed:
             to_seal = [SealItem(handle, handle.nbytes) for handle in unsealed]
             await self._store.seal(request_id, to_seal)
-        files, _ = await self._write_raw(request_id, items.distinct, trace)
+        self.heap.note(0, len(items.distinct))  # known or not, they come into the arena
+        files, _ = await self._write_raw(
+            request_id, items.distinct, trace, may_wait=not any(items.received)
+        )
         return [files[item] for item in items.in_order]
 
     @property
@@ -322,7 +325,8 @@ class ItemStage:
         if sealed and not is_forwarded:  # jobs pin the received bytes that they need
             await self._store.release(request_id, sealed)
         _count_outcomes(distinct, found, settled, trace, is_ahead=is_ahead)
-        self.heap.note(sum(isinstance(outcome, Hit) for outcome in found), len(found))
+        if not is_ahead and not is_forwarded:
+            self._note_known(distinct, found)
         ready = {
             item: self._ready(item, items.plans.get(item), before, after)
             for item, before, after in zip(distinct, found, settled, strict=True)
@@ -373,7 +377,9 @@ class ItemStage:
         }
         missing = [item for item in distinct if item not in nbytes]
         self._check_sent(missing)
-        files, written = await self._write_raw(request_id, missing, trace)
+        files, written = await self._write_raw(
+            request_id, missing, trace, may_wait=not any(items.received)
+        )
         planned = await self._planner.plan_files(request_id, items, files, trace)
         jobs = {
             item: features_job(item, file, planned[item], self._head(file))
@@ -408,9 +414,18 @@ class ItemStage:
         return self._store.block(handle)[where.start :][: min(where.nbytes, PLACEMENT_NBYTES)]
 
     async def _write_raw(
-        self, request_id: str, items: Sequence[ReceivedItem], trace: Trace
+        self,
+        request_id: str,
+        items: Sequence[ReceivedItem],
+        trace: Trace,
+        *,
+        may_wait: bool,
     ) -> tuple[dict[ReceivedItem, File], list[Handle]]:
         """Move bytes from the heap into the arena.
+
+        Args:
+            may_wait: Whether the request has no other raw bytes in the arena: with some, it might
+                wait for itself, or for another such request.
 
         Returns:
             The location of each item's bytes, and the objects that were written now.
@@ -422,10 +437,10 @@ class ItemStage:
             return located, []
         start_ns = time.monotonic_ns()
         blocks = [CreateItem(ObjectKind.RAW, len(data)) for _, data in on_heap]
-        if not located:
+        if may_wait:
             with trace.at("admission"):
                 handles = await self._gate.create(request_id, blocks)
-        else:  # a request with raw bytes must not wait for more: it might wait for itself
+        else:
             handles = await self._store.create(request_id, blocks)
         for (_, data), handle in zip(on_heap, handles, strict=True):
             target = np.frombuffer(self._store.block(handle), dtype=np.uint8)
@@ -437,6 +452,15 @@ class ItemStage:
         nbytes = sum(len(data) for _, data in on_heap)
         trace.stage(start_ns, "into_the_arena", copied_nbytes=nbytes)
         return located, sealed
+
+    def _note_known(self, items: Sequence[ReceivedItem], found: Sequence[Outcome]) -> None:
+        """Tell the heap's reserve which of the items that came in bodies were known."""
+        were_known = [
+            isinstance(outcome, Hit) and not item.is_new
+            for item, outcome in zip(items, found, strict=True)
+            if item.raw is not None and item.raw.origin == "data"
+        ]
+        self.heap.note(sum(were_known), len(were_known))
 
     def _ready(
         self, item: ReceivedItem, planned: Planned | None, before: Outcome, after: Outcome

@@ -20,7 +20,13 @@ from afferent.media.body.form import FormCutter, FormType
 from afferent.media.body.json_keys import check_keys
 from afferent.media.body.json_text import check_encoding
 from afferent.media.body.pace import Pace
-from afferent.media.body.raw import HeapAllowance, HeapReserve, RawBuffer, RawMedia
+from afferent.media.body.raw import (
+    SMALL_NBYTES,
+    HeapAllowance,
+    HeapReserve,
+    RawBuffer,
+    RawMedia,
+)
 from afferent.media.body.received import ReceivedBody
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.types import FILE_KINDS
@@ -207,12 +213,15 @@ class BodyReader:
         elif self._buffer.is_on_heap:
             most = self._limits.max_body_nbytes + self._num_known
             left_nbytes = max(min(announced, most) - self._num_cut, 0)
-            waits = self._is_sent(announced, left_nbytes)
-            if not waits and self._buffer.make_room_on_heap(self._buffer.nbytes + window_nbytes):
-                return
             # The cutter may still have the end of a window.
             quarters = 4 if self._cutter.is_text else 3
             nbytes = self._buffer.nbytes + (left_nbytes + _WINDOW_NBYTES) * quarters // 4
+            # Of the reserve, a body takes the space for all of it, or none.
+            soon_nbytes = self._buffer.nbytes + window_nbytes
+            is_small = soon_nbytes <= max(SMALL_NBYTES, self._buffer.room_nbytes)
+            is_sent = self._is_sent(announced, left_nbytes)
+            if not is_sent and self._buffer.make_room_on_heap(soon_nbytes if is_small else nbytes):
+                return
             self._is_uploading = await self._gate.begin_upload(
                 self._request_id, nbytes, tenant=self._tenant
             )

@@ -72,6 +72,7 @@ class VllmUpstream(HttpUpstreamKind[VllmSettings, VllmLink]):
     settings_type = VllmSettings
     link_type = VllmLink
     resize_rule = "torchvision"
+    takes_mistrals = True
     folder_variables = ("VLLM_RPC_BASE_PATH",)
 
     def takes_features(self, model_folder: Path, settings: VllmSettings) -> bool:

@@ -200,6 +200,11 @@ class RawBuffer:
     def is_on_heap(self) -> bool:
         return self._handle is None
 
+    @property
+    def room_nbytes(self) -> int:
+        """Bytes for which there is space, those that were written included."""
+        return self._allowed_nbytes if self._block is None else len(self._block)
+
     async def reserve(self, nbytes: int, gate: Gate) -> None:
         """Wait for space for so many bytes in all, and reserve it.
 
@@ -219,8 +224,7 @@ class RawBuffer:
             StoreFull: There is no space now.
             ArenaTooSmall: The arena never has so much space.
         """
-        has_nbytes = self._allowed_nbytes if self._block is None else len(self._block)
-        if nbytes <= has_nbytes or self.make_room_on_heap(nbytes):
+        if nbytes <= self.room_nbytes or self.make_room_on_heap(nbytes):
             return
         if self._room is not None and self._handle is None and not self.nbytes:
             place = await self._room.take(nbytes)
@@ -235,7 +239,11 @@ class RawBuffer:
 
     def make_room_on_heap(self, nbytes: int) -> bool:
         """Return whether the heap has space for so many bytes in all; reserve it."""
-        if self._handle is not None or not self._allowance.take(nbytes - self._allowed_nbytes):
+        if self._handle is not None:
+            return False
+        if nbytes <= self.room_nbytes:
+            return True
+        if not self._allowance.take(nbytes - self._allowed_nbytes):
             return False
         self._allowed_nbytes = nbytes
         return True

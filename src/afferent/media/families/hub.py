@@ -25,7 +25,7 @@ _BESIDE: Final = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
 # The same weights for other programs, and weights of other parts.
 _LEFT_OUT: Final = ("*/*", "*.bin")
 _OF_MISTRAL: Final = "consolidated*"
-"""Weights in Mistral's own format, which are needed only where there is no other."""
+"""Weights in Mistral's own format."""
 
 
 def is_name(model: str) -> bool:
@@ -34,7 +34,12 @@ def is_name(model: str) -> bool:
 
 
 def find_model(
-    name: str, *, revision: str = "", needs_weights: bool, from_cache_only: bool = False
+    name: str,
+    *,
+    revision: str = "",
+    needs_weights: bool,
+    takes_mistrals: bool = False,
+    from_cache_only: bool = False,
 ) -> Path:
     """Return the folder of a built-in model, a model on this machine, or one on a hub.
 
@@ -42,6 +47,7 @@ def find_model(
         name: Name of a built-in model, path of a folder, or a name as accepted by `is_name`.
         revision: As for `download`.
         needs_weights: As for `download`.
+        takes_mistrals: As for `download`.
         from_cache_only: As for `download`.
 
     Raises:
@@ -49,14 +55,18 @@ def find_model(
     """
     if is_name(name):
         return download(
-            name, revision=revision, needs_weights=needs_weights, from_cache_only=from_cache_only
+            name,
+            revision=revision,
+            needs_weights=needs_weights,
+            takes_mistrals=takes_mistrals,
+            from_cache_only=from_cache_only,
         )
     if revision:
         raise ConfigError(f"--revision {revision}: {name} is no model on a hub")
     built_in = [BUILT_IN_MODELS / name] if "/" not in name else []
     given = Path(name).expanduser()
     for folder in (*built_in, given):
-        if _config_of(folder):
+        if any((folder / config).is_file() for config in _CONFIGS):
             return folder.resolve()
     if given.is_dir():
         raise ConfigError(f"MODEL {name}: the folder has no config.json")
@@ -75,7 +85,12 @@ def endpoint() -> str:
 
 
 def download(
-    name: str, *, revision: str, needs_weights: bool, from_cache_only: bool = False
+    name: str,
+    *,
+    revision: str,
+    needs_weights: bool,
+    takes_mistrals: bool = False,
+    from_cache_only: bool = False,
 ) -> Path:
     """Return a model's folder in the cache; download missing files, with progress on the terminal.
 
@@ -83,6 +98,7 @@ def download(
         name: Name of the model, as accepted by `is_name`.
         revision: Branch, tag or commit; empty for the hub's default.
         needs_weights: Download safetensors, in addition to all small files.
+        takes_mistrals: Of a model without other weights, download those in Mistral's own format.
         from_cache_only: Download nothing.
 
     Raises:
@@ -105,7 +121,7 @@ def download(
     here, cache = endpoint(), constants.HF_HUB_CACHE
     try:
         folder = fetch(_OF_MISTRAL)
-        if needs_weights and _config_of(folder) == _MISTRALS:
+        if takes_mistrals and needs_weights and not any(folder.glob(_WEIGHTS)):
             folder = fetch()
     except errors.HFValidationError as error:
         raise ConfigError(
@@ -136,22 +152,16 @@ def download(
         raise ConfigError(
             f"{name!r} can't be downloaded from {here}: {in_a_line(error)}"
         ) from error
-    _check(folder, name, needs_weights=needs_weights)
+    config = _MISTRALS if takes_mistrals and any(folder.glob(_OF_MISTRAL)) else "config.json"
+    _check(folder, name, config, needs_weights=needs_weights)
     return folder
 
 
-def _check(folder: Path, name: str, *, needs_weights: bool) -> None:
-    if not _config_of(folder):
-        raise ConfigError(
-            f"{name!r} on {endpoint()} has no config.json: transformers can't load it"
-        )
+def _check(folder: Path, name: str, config: str, *, needs_weights: bool) -> None:
+    if not (folder / config).is_file():
+        raise ConfigError(f"{name!r} on {endpoint()} has no {config}: the engine can't load it")
     if needs_weights and not any(folder.glob(_WEIGHTS)):
         raise ConfigError(
-            f"{name!r} on {endpoint()} has no safetensors, and weights of other forms are not "
-            "read: they are pickles, which may run code"
+            f"{name!r} on {endpoint()} has no safetensors in the form of transformers, and weights "
+            "of other forms are not read: most are pickles, which may run code"
         )
-
-
-def _config_of(folder: Path) -> str:
-    """Return the name of a folder's configuration; empty if it has none."""
-    return next((name for name in _CONFIGS if (folder / name).is_file()), "")

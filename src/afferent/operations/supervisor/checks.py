@@ -205,6 +205,7 @@ def model_folder(loaded: Loaded, *, needs_weights: bool = True, may_download: bo
         config.model,
         revision=config.revision,
         needs_weights=needs_weights,
+        takes_mistrals=registry.find(config.engine).takes_mistrals,
         from_cache_only=not may_download,
     )
 
