@@ -23,6 +23,8 @@ from benchmarks.gate_memory import private_nbytes
 from tests import plain_http
 from tests.callbacks import SLACK, MeterOfServer
 from tests.end_to_end.burst import Outcome, send
+from tests.end_to_end.standing_in import StandIn
+from tests.end_to_end.steady import load
 from tests.images import encoded, photo
 from tests.server import TINY_ENGINE, Server, ask, data_url, wait_until
 
@@ -43,6 +45,7 @@ class Burst:
 
 SHORT = Burst(24, num_pictures=8, arena_mib=8, min_served=6, most_ms=5000.0, slack=SLACK)
 LONG = Burst(200, num_pictures=28, arena_mib=256, min_served=30, most_ms=250.0, slack=1.0)
+LOAD_S, NUM_CLIENTS = 60.0, 256
 NUM_REFUSED = 8
 DECODE_NBYTES = 64 * MiB  # an upper bound for one picture
 ENCODER_CACHE_NBYTES = 16 * MiB  # the engine fills it
@@ -81,6 +84,36 @@ def test_callbacks_of_a_burst(burst: Burst, tmp_path: Path) -> None:
             outcomes = send_burst(server, burst)
         assert {status for status, _, _ in outcomes} <= {200, 503}
     found.check(f"{burst.num_requests} requests", slack=burst.slack)
+
+
+@pytest.mark.storm
+@pytest.mark.timeout(500)
+def test_callbacks_of_a_steady_load(tmp_path: Path) -> None:
+    """A minute of new and known pictures, metrics and health, from many clients."""
+    meter = MeterOfServer(tmp_path / "callbacks")
+    with Server(*TINY_ENGINE, "--arena-nbytes", "256MiB", env=meter.env) as server:
+        _check_callbacks(server, meter)
+
+
+@pytest.mark.storm
+@pytest.mark.timeout(500)
+def test_callbacks_of_a_steady_load_in_front_of_an_engine(tmp_path: Path) -> None:
+    meter, store_path = MeterOfServer(tmp_path / "callbacks"), tmp_path / "store.sock"
+    with StandIn(tmp_path, store_path) as engine:
+        front = ["--engine", "vllm", "--engine-url", engine.url, "--store-path", str(store_path)]
+        with Server(*front, "--arena-nbytes", "256MiB", env=meter.env) as server:
+            _check_callbacks(server, meter)
+
+
+def _check_callbacks(server: Server, meter: MeterOfServer) -> None:
+    server.post(ask([data_url(encoded(photo(64, 64), "JPEG"))], "What?"))
+    with meter.watching() as found:
+        counts = load(server.url, seconds=LOAD_S, num_clients=NUM_CLIENTS)
+    print(counts)
+    assert {name.split()[0] for name in counts} == {"new", "known", "metrics", "health"}
+    assert {name.split()[1] for name in counts} <= {"200", "503"}
+    assert counts["known 200"] > NUM_CLIENTS
+    found.check(f"{LOAD_S:g} s, {NUM_CLIENTS} clients", slack=1.0)
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from afferent.conformance.images import DrawnImage, draw_image
+from tests.images import encoded, in_mode
 from tests.server import data_url
 
 TEXTS = (
@@ -35,6 +35,15 @@ SCHEMA = {
     "additionalProperties": False,
 }
 _NUM_DIFFERENT = 40
+_KINDS = ("plain", "plain", "tool", "schema")
+_ALL_KINDS = (*_KINDS, "choices", "logprobs")
+_FORMATS = {
+    "png": ("RGB", "L", "P", "RGBA", "LA", "1"),
+    "jpeg": ("RGB", "L"),
+    "webp": ("RGB", "RGBA"),
+    "gif": ("P", "L"),
+}
+"""Formats of files, each with modes of Pillow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,30 +58,48 @@ class Question:
 
 @dataclass(slots=True)
 class Said:
-    """The part of an answer that does not depend on its time and on the server."""
+    """The part of an answer that does not depend on its time and on the server.
+
+    Attributes:
+        logprobs: Log-probabilities of the tokens, which are equal in part only.
+    """
 
     status: int
     texts: list[str] = field(default_factory=list)
     tools: list[str] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
     prompt_tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list, compare=False)
 
 
-def questions(number: int, seed: int, model: str) -> list[Question]:
-    """Return questions about 1 to 4 images each; many of the images are repeated."""
+def questions(number: int, seed: int, model: str, *, are_varied: bool = False) -> list[Question]:
+    """Return questions about 1 to 4 images each; many of the images are repeated.
+
+    Args:
+        are_varied: Files have several formats and modes, and some questions of chat ask for three
+            answers, or for log-probabilities.
+    """
     rng = np.random.default_rng(seed)
-    pictures = [draw_image(rng) for _ in range(_NUM_DIFFERENT)]
+    drawn = [draw_image(rng) for _ in range(_NUM_DIFFERENT)]
+    pictures = [_varied_url(each, rng) if are_varied else data_url(each) for each in drawn]
+    kinds = _ALL_KINDS if are_varied else _KINDS
     made = []
     for index in range(number):
         shown = [pictures[int(at)] for at in rng.integers(0, _NUM_DIFFERENT, rng.integers(1, 5))]
         text = TEXTS[int(rng.integers(len(TEXTS)))]
         dialect = ("chat", "responses", "messages")[index % 3]
         is_stream = bool(rng.integers(2))
-        kind = ("plain", "plain", "tool", "schema")[int(rng.integers(4))]
+        kind = kinds[int(rng.integers(len(kinds)))]
         body = _BODIES[dialect](model, shown, text, kind, is_stream)
         aborts = int(rng.integers(0, 400)) if rng.integers(12) == 0 else None
         made.append(Question(_PATHS[dialect], body, is_stream, aborts))
     return made
+
+
+def _varied_url(picture: DrawnImage, rng: np.random.Generator) -> str:
+    kind = str(rng.choice(list(_FORMATS)))
+    image = in_mode(picture.image, str(rng.choice(_FORMATS[kind])))
+    return data_url(encoded(image, kind.upper()), kind)
 
 
 def with_data(question: Question, rng: np.random.Generator) -> Question:
@@ -107,11 +134,9 @@ _PATHS = {
 
 
 def _chat(
-    model: str, shown: Sequence[DrawnImage], text: str, kind: str, is_stream: bool
+    model: str, shown: Sequence[str], text: str, kind: str, is_stream: bool
 ) -> dict[str, Any]:
-    parts: list[Any] = [
-        {"type": "image_url", "image_url": {"url": data_url(picture)}} for picture in shown
-    ]
+    parts: list[Any] = [{"type": "image_url", "image_url": {"url": url}} for url in shown]
     body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}],
@@ -126,15 +151,18 @@ def _chat(
     if kind == "schema":
         schema = {"name": "shape", "schema": SCHEMA, "strict": True}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if kind == "choices":
+        body |= {"n": 3, "temperature": 0.8, "seed": len(text)}
+    if kind == "logprobs":
+        body |= {"logprobs": True, "top_logprobs": 2}
     return body
 
 
 def _responses(
-    model: str, shown: Sequence[DrawnImage], text: str, kind: str, is_stream: bool
+    model: str, shown: Sequence[str], text: str, kind: str, is_stream: bool
 ) -> dict[str, Any]:
     parts: list[Any] = [
-        {"type": "input_image", "image_url": data_url(picture), "detail": "auto"}
-        for picture in shown
+        {"type": "input_image", "image_url": url, "detail": "auto"} for url in shown
     ]
     body: dict[str, Any] = {
         "model": model,
@@ -150,18 +178,18 @@ def _responses(
 
 
 def _messages(
-    model: str, shown: Sequence[DrawnImage], text: str, kind: str, is_stream: bool
+    model: str, shown: Sequence[str], text: str, kind: str, is_stream: bool
 ) -> dict[str, Any]:
     parts: list[Any] = [
         {
             "type": "image",
             "source": {
                 "type": "base64",
-                "media_type": "image/png",
-                "data": base64.b64encode(picture.encode("PNG")).decode(),
+                "media_type": url[len("data:") : url.index(";")],
+                "data": url.partition(",")[2],
             },
         }
-        for picture in shown
+        for url in shown
     ]
     body: dict[str, Any] = {
         "model": model,
@@ -196,7 +224,9 @@ def said(question: Question, status: int, text: str) -> Said:
         )
         if data and data != "[DONE]":
             _read_event(question.path, json.loads(data), result)
-    result.texts = ["".join(result.texts)] if result.texts else []
+    if question.path != _PATHS["chat"]:  # else by choice already
+        result.texts = ["".join(result.texts)] if result.texts else []
+    result.ends.sort()
     result.tools = ["".join(result.tools)] if result.tools else []
     return result
 
@@ -208,7 +238,13 @@ def _read_chat(body: Any, result: Said) -> None:
         calls = message.get("tool_calls") or []
         result.tools += [f"{c['function']['name']}{c['function']['arguments']}" for c in calls]
         result.ends.append(choice["finish_reason"])
+        result.logprobs += _logprobs(choice)
     result.prompt_tokens.append(body["usage"]["prompt_tokens"])
+
+
+def _logprobs(choice: Any) -> list[float]:
+    tokens = (choice.get("logprobs") or {}).get("content") or []
+    return [top["logprob"] for token in tokens for top in (token, *token["top_logprobs"])]
 
 
 def _read_responses(body: Any, result: Said) -> None:
@@ -244,8 +280,10 @@ def _read_event(path: str, event: Any, result: Said) -> None:
         return
     if path == "/v1/chat/completions":
         for choice in event["choices"]:
-            delta = choice["delta"]
-            result.texts.append(delta.get("content") or "")
+            delta, index = choice["delta"], choice["index"]
+            result.texts += [""] * (index + 1 - len(result.texts))
+            result.texts[index] += delta.get("content") or ""
+            result.logprobs += _logprobs(choice)
             for call in delta.get("tool_calls") or []:
                 function = call.get("function") or {}
                 result.tools += [function.get("name") or "", function.get("arguments") or ""]

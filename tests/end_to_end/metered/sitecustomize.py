@@ -10,7 +10,7 @@ import asyncio
 import os
 import sys
 
-if "afferent.builtin.frontend" in sys.orig_argv:
+if {"afferent.builtin.frontend", "afferent.proxy.frontend"}.intersection(sys.orig_argv):
     import uvloop
 
     from tests import callbacks

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 SUPPORTED: Final = ("0.31", "0.32", "0.33")
-"""Minor versions that the tests have run with (`docs/vllm.md` says which tests)."""
+"""Supported minor versions (`docs/vllm.md` names the tests that have run with each)."""
 
 
 @dataclass(frozen=True, slots=True)
