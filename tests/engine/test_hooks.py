@@ -15,6 +15,7 @@ from afferent.engines.vllm.plugin import probe
 from afferent.engines.vllm.plugin.hooks import ALL, SUPPORTED, Hook
 from afferent.engines.vllm.plugin.sources import Sources
 from afferent.errors import ConfigError
+from tests.pages import DOCS
 
 MODULES = {
     "vllm/__init__.py": "",
@@ -215,3 +216,17 @@ def test_supported_versions() -> None:
     assert all(probe.is_supported(f"{version}.7+cpu") for version in SUPPORTED)
     for version in ("0.30.0", "0.34.0rc1", "1.33.0", "dev", "0.3"):
         assert not probe.is_supported(version)
+
+
+def test_each_private_part_is_in_a_text_for_vllms_tracker() -> None:
+    page = (DOCS / "vllm-wishes.md").read_text(encoding="utf-8")
+    private = {
+        part
+        for hook in ALL
+        for part in hook.name.split(".")
+        if part.startswith("_") and not part.startswith("__")
+    }
+    assert len(private) >= 9
+    assert {
+        part for part in private if f"`{part}`" not in page and f".{part}`" not in page
+    } == set()
