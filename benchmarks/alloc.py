@@ -10,7 +10,8 @@ Its *call* is `ItemCache.allocate` of as many new keys, by itself.
 
 The baseline is a batched cache server (`peers/lightllm.py`: LightLLM's newest, without the cost of
 rpyc): md5, `allocate`, a call that returns the ready images, a segment of shared memory for each
-image, a call at the end, and a server process.
+image, a call at the end, and a server process. With ``--lightllm FOLDER``, LightLLM's own server in
+a clone of its first version takes part, too (`peers/lightllm_own.py`).
 
 Both have one client and one server, which wait for each other, and ``threads`` that read and digest
 (0: the client itself). Afferent's side reads into memory that is reused for the next call; the
@@ -34,7 +35,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -46,13 +47,17 @@ from afferent.store.client.item_cache import ItemCache
 from afferent.store.daemon.server import StoreServer
 from afferent.types import ContentKey, MiB, Modality, ObjectKind
 from benchmarks.peers.lightllm import CacheClient, cache_server, md5
+from benchmarks.peers.lightllm_own import OwnClient, own_server
 from benchmarks.record import MIN_SAMPLES, BusyMeter, Goal, Report, Row, alternate
 
 QUESTION = (
     "What does it cost to bring the images of a request into the store, beside a batched cache "
     "server with a segment for each (LightLLM)?"
 )
-COLUMNS = ("images", "threads", "rpc_ms", "total_ms", "control_rpc_ms", "control_total_ms")
+COLUMNS = (
+    *("images", "threads", "rpc_ms", "total_ms", "control_rpc_ms", "control_total_ms"),
+    "lightllm_total_ms",
+)
 
 _IMAGES = (4, 16, 64, 128)
 _THREADS = (0, 2)
@@ -71,10 +76,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="threads that read and digest, on both sides; 0: one image after another "
         f"(default: {', '.join(map(str, _THREADS))} in turn)",
     )
+    parser.add_argument(
+        "--lightllm",
+        type=Path,
+        metavar="FOLDER",
+        help="a clone of LightLLM, whose own server takes part",
+    )
 
 
-def num_steps(*, quick: bool, alloc_workers: int | None = None) -> int:
-    num_sides = 2 * len(_threads(alloc_workers))
+def num_steps(
+    *, quick: bool, alloc_workers: int | None = None, lightllm: Path | None = None
+) -> int:
+    num_sides = 2 * len(_threads(alloc_workers)) + (lightllm is not None)
     return len(_IMAGES) * num_sides * (_num_samples(quick=quick) + 1)
 
 
@@ -88,6 +101,7 @@ def run(
     after_sample: AfterSample,
     images: tuple[int, ...] = _IMAGES,
     alloc_workers: int | None = None,
+    lightllm: Path | None = None,
 ) -> Report:
     """Run the benchmark; ``alloc_workers`` threads read and digest, or 0 for the client itself."""
     threads = _threads(alloc_workers)
@@ -100,16 +114,19 @@ def run(
         StoreServer(64 * MiB, shares={ObjectKind.RAW: 1.0}, preallocate=True) as server,
         DaemonStore(server.address, name="bench", writable=True) as store,
         cache_server() as control,
+        own_server(lightllm) if lightllm else nullcontext() as own,
         _image_files(max(images)) as paths,
     ):
         store.wait_populated()
         meter = BusyMeter()
         for number in images:
-            with _Allocation(store, control, paths[:number], threads) as allocation:
+            with _Allocation(store, control, own, paths[:number], threads) as allocation:
                 sides: dict[str, Callable[[], float]] = {}
                 for count in threads:
                     sides[f"{count}"] = functools.partial(allocation.ours, count)
                     sides[f"{count} control"] = functools.partial(allocation.control, count)
+                if own is not None:
+                    sides["lightllm"] = allocation.lightllm
                 alternate(sides, num_samples=_num_samples(quick=quick), after_sample=after_sample)
                 for count in threads:
                     row_keys = {"images": number, "threads": count}
@@ -138,6 +155,12 @@ def _goals(rows: list[Row], images: int) -> list[Goal]:
         goals.append(
             Goal(f"control_{name}_ms / {name}_ms {where} >= {times:g}", ratio >= times, ratio)
         )
+    for row in last:
+        if theirs := row.samples.get("lightllm_total_ms"):
+            pairs = zip(theirs, row.samples["total_ms"], strict=True)
+            ratio = statistics.median(other / ours for other, ours in pairs)
+            what = f"lightllm_total_ms / total_ms at {images} >= {_GOAL_TOTAL_TIMES:g}"
+            goals.append(Goal(what, ratio >= _GOAL_TOTAL_TIMES, ratio))
     return goals
 
 
@@ -151,13 +174,14 @@ class _Allocation:
         self,
         store: DaemonStore,
         control: CacheClient,
+        own: OwnClient | None,
         paths: Sequence[Path],
         threads: Sequence[int],
     ) -> None:
         self._caches = {
             count: ItemCache(store, kind=ObjectKind.RAW, num_workers=count) for count in threads
         }
-        self._store, self._control, self._paths = store, control, paths
+        self._store, self._control, self._own, self._paths = store, control, own, paths
         self._turns = itertools.count()
         self._pools: dict[int, ThreadPoolExecutor] = {}
         self._recorded: dict[str, list[float]] = {}
@@ -211,6 +235,21 @@ class _Allocation:
             raise RuntimeError("the benchmark met an image that was there already")
         return self._record(f"{num_threads} control", rpc_ms, total_ms)
 
+    def lightllm(self) -> float:
+        self._by_lightllm()
+        return self._by_lightllm()
+
+    def _by_lightllm(self) -> float:
+        if self._own is None:
+            raise RuntimeError("LightLLM does not take part")
+        suffix = f"_{len(self._paths)}_{next(self._turns)}"  # so that all images are misses
+        start = time.perf_counter()
+        names = self._own.store(self._paths, suffix=suffix, num_tokens=_NUM_TOKENS)
+        total_ms = (time.perf_counter() - start) * 1e3
+        self._own.remove(names)
+        self._recorded.setdefault("lightllm total", []).append(total_ms)
+        return total_ms
+
     def samples(self, num_threads: int) -> dict[str, list[float]]:
         """Return the measurements without warm-up: each second run, without the first turn."""
         found = {
@@ -219,6 +258,8 @@ class _Allocation:
             "control_rpc_ms": f"{num_threads} control rpc",
             "control_total_ms": f"{num_threads} control total",
         }
+        if self._own is not None and not num_threads:  # it reads one image after another
+            found["lightllm_total_ms"] = "lightllm total"
         return {name: self._recorded[recorded][3::2] for name, recorded in found.items()}
 
     def _read(self, num_threads: int) -> list[tuple[bytes, str]]:
