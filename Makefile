@@ -16,7 +16,7 @@ export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-vllm setup-clients setup-open-webui setup-engines setup-llama serve test test-bench test-vllm test-vllm-families probe-vllm test-clients test-open-webui test-engines test-page test-ray quick fuzz storm \
-	soak sweep simulate package wheels schema lint type imports fmt bench bench-ray bench-vllm bench-render measured mutants \
+	soak sweep simulate package wheels schema lint type imports fmt bench bench-ray bench-vllm bench-render measured records mutants \
 	mutation docs docs-version check lock audit train evaluate clean
 
 help:  ## list the commands
@@ -198,6 +198,9 @@ bench-render: setup-vllm  ## features alone (a quarter of an hour) or prompts fo
 
 measured: setup  ## which benchmark records were measured with other code than this
 	@$(BIN)/python -m tools.measured_code
+
+records: setup setup-vllm setup-engines .venv-ray/.ready  ## measure the records again that other code has made (hours), ARGS="--list"
+	@$(BIN)/python -m tools.remeasure $(ARGS)
 
 mutants: setup  ## see whether the tests notice small faults (a quarter of an hour), ARGS="--only admission"
 	@$(BIN)/python -m tools.mutants $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import msgspec
@@ -9,7 +10,10 @@ import pytest
 
 from benchmarks import record
 from benchmarks.record import Report, code, quiet_rounds
+from benchmarks.run import main
+from tools import remeasure
 from tools.measured_code import changed
+from tools.records_page import FOLDER
 
 
 def rounds_of(monkeypatch: pytest.MonkeyPatch, busy: list[float], number: int) -> Report:
@@ -74,3 +78,22 @@ def test_a_record_has_the_code_of_this_package() -> None:
     found = msgspec.json.decode(Report("test", "").as_json())
     assert changed(found, code()) == []
     assert {"store", "media", "proxy", "afferent"} <= set(found["code"])
+
+
+def test_each_record_can_be_measured_again_or_has_a_reason_why_not() -> None:
+    measured = [each.record for each in remeasure.MEASUREMENTS]
+    assert len(set(measured)) == len(measured)
+    assert not set(measured) & remeasure.NOT_AGAIN.keys()
+    there = {path.stem.removeprefix("2026-11-") for path in FOLDER.glob("*.json")}
+    assert there <= {*measured, *remeasure.NOT_AGAIN}
+    assert remeasure.NOT_AGAIN.keys() <= there
+
+
+@pytest.mark.parametrize("record", remeasure.MEASUREMENTS, ids=lambda each: each.record)
+def test_the_command_of_a_record_is_one_of_the_benchmarks(
+    record: remeasure.Measurement, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:  # it parses all words before it prints the help
+        main([*shlex.split(record.arguments), "--help"])
+    assert ended.value.code == 0
+    assert "usage: benchmarks" in capsys.readouterr().out
