@@ -37,7 +37,7 @@ from tests.pages import (
     prose_lines,
     without_blocks,
 )
-from tools import records_page, settings_page
+from tools import records_page, selected_results, settings_page
 from tools.command_lines import commands, flags, parsers
 
 LANGUAGES = {"", "bash", "console", "html", "js", "json", "python", "sh", "text", "toml", "yaml"}
@@ -366,6 +366,12 @@ def test_messages_in_troubleshooting_are_said() -> None:
 def test_the_page_of_records_has_their_figures() -> None:
     """``python -m tools.records_page --write`` updates it."""
     assert records_page.PAGE.read_text() == records_page.write_page()
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs/benchmarks/README.md"])
+def test_selected_results_are_those_of_the_records(page: Path) -> None:
+    """``python -m tools.selected_results --write`` updates them."""
+    assert page.read_text() == selected_results.written(page)
 
 
 def test_the_page_of_settings_is_up_to_date() -> None:

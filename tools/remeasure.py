@@ -5,8 +5,8 @@
     python -m tools.remeasure --list
 
 Nothing else should run meanwhile. Each record is replaced when its benchmark has ended, so an
-interrupted run continues where it stopped. Then ``python -m tools.records_page --write`` writes the
-page of all figures.
+interrupted run continues where it stopped. Then ``python -m tools.records_page --write`` and
+``python -m tools.selected_results --write`` write the pages with their figures.
 """
 
 from __future__ import annotations

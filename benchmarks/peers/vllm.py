@@ -30,7 +30,7 @@ from tools import vllm_env
 QUESTION = "What do images cost in front of vLLM, and behind its own API server?"
 MEASURED = ("requests_per_s", "p50_ms", "p99_ms", "cpu_ms", "engine_cpu_ms", "queue_ms")
 """Figures of a `Load` that a row has."""
-COLUMNS = ("side", "case", "c", *MEASURED)
+COLUMNS = ("side", "case", "c", *MEASURED, "outside_mb", "worker_mb")
 
 _PATH = "/v1/chat/completions"
 _CASES = (
@@ -136,6 +136,7 @@ def run(
                 f"{memory.worker / 1e6:,.0f} ({base[side.name].worker / 1e6:,.0f} before)"
             )
         memories = {side.name: side.memory() for side in sides}
+        report.rows += [_memory_row(name, memory) for name, memory in memories.items()]
         pairs = [] if only else text_pairs(sides[-1], report, after_sample)
         report.busy_cores_elsewhere = meter.busy_cores_elsewhere()
     report.rows += pairs
@@ -150,6 +151,11 @@ def run(
 def _row(side: Side, case: str, c: int, loads: Sequence[Load]) -> Row:
     samples = {name: [float(getattr(load, name)) for load in loads] for name in MEASURED}
     return Row({"side": side.name, "case": case, "c": c}, samples)
+
+
+def _memory_row(side: str, memory: servers.Memory) -> Row:
+    samples = {"outside_mb": [memory.outside / 1e6], "worker_mb": [memory.worker / 1e6]}
+    return Row({"side": side, "case": "memory", "c": 0}, samples)
 
 
 def text_pairs(
