@@ -58,7 +58,7 @@ def chats(url: str, *, models: Sequence[str] = ("shapes",)) -> list[Any]:
 def transparent(url: str) -> list[Any]:
     """Ask questions of all dialects, and about pictures with transparent pixels."""
     asked = []
-    for number, mode in enumerate(("RGBA", "LA", "PA", "RGBA")):
+    for number, mode in enumerate(("RGBA", "LA", "P", "RGBA")):
         picture = encoded(in_mode(photo(90 + 20 * number, 120, number), mode), "PNG")
         text = {"type": "text", "text": "What is it?"}
         content = [image_part(data_url(picture, "png")), text]
