@@ -152,14 +152,14 @@ def download(
         raise ConfigError(
             f"{name!r} can't be downloaded from {here}: {in_a_line(error)}"
         ) from error
-    config = _MISTRALS if takes_mistrals and any(folder.glob(_OF_MISTRAL)) else "config.json"
-    _check(folder, name, config, needs_weights=needs_weights)
+    _check(folder, name, needs_weights=needs_weights, takes_mistrals=takes_mistrals)
     return folder
 
 
-def _check(folder: Path, name: str, config: str, *, needs_weights: bool) -> None:
-    if not (folder / config).is_file():
-        raise ConfigError(f"{name!r} on {endpoint()} has no {config}: the engine can't load it")
+def _check(folder: Path, name: str, *, needs_weights: bool, takes_mistrals: bool) -> None:
+    is_mistrals = (folder / _MISTRALS).is_file() and any(folder.glob(_OF_MISTRAL))
+    if not (folder / "config.json").is_file() and not (takes_mistrals and is_mistrals):
+        raise ConfigError(f"{name!r} on {endpoint()} has no config.json: the engine can't load it")
     if needs_weights and not any(folder.glob(_WEIGHTS)):
         raise ConfigError(
             f"{name!r} on {endpoint()} has no safetensors in the form of transformers, and weights "
