@@ -25,9 +25,9 @@ import msgspec
 
 from benchmarks.record import code
 from tools.measured_code import changed
+from tools.records_page import FOLDER
 
 _ROOT = Path(__file__).parents[1]
-_RECORDS = _ROOT / "docs" / "benchmarks"
 _OWN, _RAY = ".venv", ".venv-ray"
 
 
@@ -49,7 +49,7 @@ class Measurement:
 
     @property
     def path(self) -> Path:
-        return _RECORDS / f"2026-11-{self.record}.json"
+        return FOLDER / f"2026-11-{self.record}.json"
 
 
 MEASUREMENTS: Final = (

@@ -5,7 +5,7 @@ python -m tools.selected_results --write
 
 from __future__ import annotations
 
-import argparse
+import functools
 import json
 import math
 import re
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.record import figure
-from tools.written_page import DOCS
+from tools.records_page import FOLDER
+from tools.written_page import DOCS, main
 
-_FOLDER: Final = DOCS / "benchmarks"
 _BEGIN: Final = "<!-- written by tools/selected_results.py -->\n"
 _END: Final = "<!-- end of the written part -->\n"
 _HEAD: Final = (
@@ -28,7 +28,7 @@ _HEAD: Final = (
 )
 _WHERE: Final = {
     DOCS.parent / "README.md": "docs/benchmarks/",
-    _FOLDER / "README.md": "",
+    FOLDER / "README.md": "",
 }
 """Pages with a table, and the folder of the notes as seen from there."""
 
@@ -41,16 +41,15 @@ class Value:
     columns: str
     keys: Mapping[str, object]
     unit: str
-    scale: float = 1.0
 
     def find(self) -> list[float] | None:
         """Return the samples in its unit; ``None`` if the record has no such row."""
-        record = json.loads((_FOLDER / f"2026-11-{self.record}.json").read_text())
+        record = json.loads((FOLDER / f"2026-11-{self.record}.json").read_text())
         columns = self.columns.split(" * ")
         for row in record["rows"]:
             samples = [row["samples"].get(each) for each in columns]
             if self.keys.items() <= row.items() and all(samples):
-                return [math.prod(each) * self.scale for each in zip(*samples, strict=True)]
+                return [math.prod(each) for each in zip(*samples, strict=True)]
         return None
 
     def text(self, samples: Sequence[float]) -> str:
@@ -83,8 +82,7 @@ class Result:
             return None
         ratio = _ratio(ours, theirs) if self.is_rate else _ratio(theirs, ours)
         shown = f"{ratio:.2g}" if ratio < 100 else f"{ratio:.0f}"
-        note = self.ours.record.removesuffix("-best")
-        subject = self.subject.replace("]", f"]({folder}2026-11-{note}.md)", 1)
+        subject = self.subject.replace("]", f"]({folder}2026-11-{self.ours.record}.md)", 1)
         shown = f"**{shown}**" if ratio < 1 else shown
         other = f"{self.theirs.text(theirs)}: {self.other}"
         cells = (subject, self.ours.text(ours), other, shown, self.resources)
@@ -104,14 +102,9 @@ def _pair(
     unit: str,
     ours: Mapping[str, object],
     theirs: Mapping[str, object],
-    *,
-    scale: float = 1.0,
 ) -> tuple[Value, Value]:
     """Return two rows of one column."""
-    return (
-        Value(record, columns, ours, unit, scale),
-        Value(record, columns, theirs, unit, scale),
-    )
+    return Value(record, columns, ours, unit), Value(record, columns, theirs, unit)
 
 
 def _beside(
@@ -138,6 +131,11 @@ def _text(column: str, unit: str) -> tuple[Value, Value]:
 def _job(column: str, ours: str, theirs: str) -> tuple[Value, Value]:
     files = {"files": "JPEG 640 x 480"}
     return _pair("batch-job", column, "ms", {**files, "side": ours}, {**files, "side": theirs})
+
+
+def _gateway(other: str) -> tuple[Value, Value]:
+    keys = {"body": "image"}
+    return _pair("gateway", "cpu_ms", "ms", {**keys, "side": "gateway"}, {**keys, "side": other})
 
 
 def _burst(regime: str, gate: str) -> tuple[Value, Value]:
@@ -265,21 +263,13 @@ RESULTS: Final[Sequence[Result]] = (
     ),
     Result(
         "[a body of 5 MB through a gateway], CPU time",
-        *_pair(
-            *("gateway", "cpu_ms", "ms"),
-            {"body": "image", "side": "gateway"},
-            {"body": "image", "side": "vllm_router"},
-        ),
+        *_gateway("vllm_router"),
         "vllm-router",
         "all processes of both",
     ),
     Result(
         "[the same]",
-        *_pair(
-            *("gateway", "cpu_ms", "ms"),
-            {"body": "image", "side": "gateway"},
-            {"body": "image", "side": "control"},
-        ),
+        *_gateway("control"),
         "a Python stream that hashes",
         "all processes of Afferent; one process",
     ),
@@ -318,7 +308,7 @@ RESULTS: Final[Sequence[Result]] = (
 
 def table(page: Path) -> str:
     """Return the table of a page, with the lines around it."""
-    is_long = page.parent == _FOLDER
+    is_long = page.parent == FOLDER
     found = (each.line(_WHERE[page]) for each in RESULTS if is_long or each.is_short)
     lines: Iterator[str] = (line for line in found if line is not None)
     return _BEGIN + "".join(f"{line}\n" for line in (*_HEAD, *lines)) + _END
@@ -333,19 +323,5 @@ def written(page: Path) -> str:
     return text
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--write", action="store_true", help="bring the pages up to date")
-    is_writing, status = parser.parse_args().write, 0
-    for page in _WHERE:
-        text = written(page)
-        if is_writing:
-            page.write_text(text, encoding="utf-8")
-        elif page.read_text(encoding="utf-8") != text:
-            print(f"{page} is not up to date: run this with --write", file=sys.stderr)
-            status = 1
-    return status
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(max(main(page, functools.partial(written, page)) for page in _WHERE))

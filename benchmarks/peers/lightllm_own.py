@@ -12,8 +12,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import multiprocessing
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -23,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from afferent.errors import ConfigError
-from benchmarks.children import free_port
+from benchmarks.children import command, free_port
 from benchmarks.peers.lightllm import md5
 
 _CAPACITY = 1_000_000
@@ -73,9 +71,8 @@ def own_server(clone: Path) -> Iterator[OwnClient]:
     except ImportError as error:
         raise ConfigError(f"--lightllm {clone}: {error}; it needs rpyc and requests") from error
     port = free_port()
-    command = [sys.executable, "-m", "benchmarks.peers.lightllm_own", str(clone), str(port)]
-    child = subprocess.Popen(command, env={**os.environ, "LIGHTLLM_LOG_LEVEL": "error"})
-    try:
+    line = [sys.executable, "-m", "benchmarks.peers.lightllm_own", str(clone), str(port)]
+    with command(line, env={"LIGHTLLM_LOG_LEVEL": "error"}) as child:
         end_s = time.monotonic() + _START_TIMEOUT_S
         while True:
             try:
@@ -87,9 +84,6 @@ def own_server(clone: Path) -> Iterator[OwnClient]:
                 time.sleep(0.1)
         with contextlib.closing(connection):
             yield OwnClient(connection.root, utils)
-    finally:
-        child.kill()
-        child.wait()
 
 
 def main() -> None:
