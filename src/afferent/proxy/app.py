@@ -13,14 +13,13 @@ from afferent.errors import AfferentError, EngineUnavailable
 from afferent.proxy import item_lookup
 from afferent.proxy.health import gathered, readiness
 from afferent.proxy.item_lookup import ItemLookup
-from afferent.proxy.metrics import joined
+from afferent.proxy.metrics import joined, written
 from afferent.proxy.responses import json_answer, new_id, path_of, refusal
 from afferent.proxy.sharing import Shared
 from afferent.proxy.welcome import is_of_files, welcome
 from afferent.runtime.heartbeat import Board
 from afferent.store.client.async_store import AsyncDaemonStore
 from afferent.telemetry import exposition
-from afferent.telemetry.registry import REGISTRY
 
 
 class UpstreamFrontend:
@@ -107,8 +106,7 @@ class UpstreamFrontend:
         asked = asyncio.create_task(self._upstream.metrics())
         try:
             readings = await gathered(self._store)
-            counted = exposition.with_zeros(readings, REGISTRY.zeros())
-            page = exposition.render(counted) + joined(await asked)
+            page = await written(readings) + await joined(await asked)
         except AfferentError as error:  # this process's counts alone would look like a reset
             return refusal(error, new_id("metrics-"))
         finally:

@@ -1,23 +1,35 @@
-"""Merging of the metrics pages of several servers."""
+"""Metrics pages: one of this server's counts, and one of several servers' pages.
+
+They are written with rests: whoever asks for them must not delay the requests of others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from afferent.telemetry.exposition import text_of
+from afferent.media.body.pace import Pace
+from afferent.telemetry import exposition
+from afferent.telemetry.readings import Reading
+from afferent.telemetry.registry import REGISTRY
 
 LABEL = "upstream"
 
 
-def joined(pages: Sequence[tuple[str, bytes]]) -> bytes:
+async def written(readings: Iterable[Reading]) -> bytes:
+    """Return the page of these counts, with a zero for each series that was not counted yet."""
+    return await _paced(exposition.parts(exposition.with_zeros(readings, REGISTRY.zeros())))
+
+
+async def joined(pages: Sequence[tuple[str, bytes]]) -> bytes:
     """Return a single page unchanged; of several, label each sample with its server."""
     if len(pages) < 2:
         return b"".join(page for _, page in pages)
     families: dict[str, Metric] = {}
+    pace = Pace()
     for name, page in pages:
         for family in text_string_to_metric_families(page.decode(errors="replace")):
             known = families.setdefault(
@@ -27,4 +39,13 @@ def joined(pages: Sequence[tuple[str, bytes]]) -> bytes:
                 Sample(each.name, {**each.labels, LABEL: name}, each.value)
                 for each in family.samples
             ]
-    return text_of(list(families.values()))
+            await pace.rest()
+    return await _paced(exposition.text_of([family]) for family in families.values())
+
+
+async def _paced(parts: Iterable[bytes]) -> bytes:
+    pace, page = Pace(), bytearray()
+    for part in parts:
+        page += part
+        await pace.rest()
+    return bytes(page)

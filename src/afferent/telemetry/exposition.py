@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
@@ -25,8 +25,13 @@ _decoder = msgspec.msgpack.Decoder(Reading)
 
 def render(readings: Iterable[Reading]) -> bytes:
     """Return the metrics page. Of several readings of one metric the last one counts."""
+    return b"".join(parts(readings))
+
+
+def parts(readings: Iterable[Reading]) -> Iterator[bytes]:
+    """Write the metrics page, one metric at a time."""
     last = {reading.metric.name: reading for reading in readings}
-    return b"".join(_part(msgspec.msgpack.encode(reading)) for reading in last.values())
+    return (_part(msgspec.msgpack.encode(reading)) for reading in last.values())
 
 
 def with_zeros(readings: Iterable[Reading], zeros: Iterable[Reading]) -> list[Reading]:

@@ -22,11 +22,11 @@ from afferent.errors import (
 )
 from afferent.proxy.auth import Access
 from afferent.proxy.health import gathered, readiness
+from afferent.proxy.metrics import written
 from afferent.proxy.responses import json_answer, new_id, refusal
 from afferent.proxy.sharing import Shared
 from afferent.runtime.heartbeat import Board
 from afferent.telemetry import exposition
-from afferent.telemetry.registry import REGISTRY
 
 
 class Status:
@@ -128,7 +128,4 @@ class Status:
             return refusal(error, new_id("metrics-"))
         finally:
             asked.cancel()
-        return Response(
-            exposition.render(exposition.with_zeros(readings, REGISTRY.zeros())),
-            media_type=exposition.CONTENT_TYPE,
-        )
+        return Response(await written(readings), media_type=exposition.CONTENT_TYPE)
