@@ -56,7 +56,7 @@ def _hugging_face(folder: str) -> Work:
 
     def work(data: bytes) -> Any:
         with Image.open(io.BytesIO(data)) as image:
-            return processor(images=image.convert("RGB"), return_tensors="np")
+            return processor(images=image.convert("RGB"), return_tensors="pt")
 
     return work
 

@@ -20,7 +20,6 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from afferent import Features
 from afferent.errors import ConfigError
 from benchmarks.children import cpu_s
 from benchmarks.pages import photo
-from benchmarks.preprocess import write_model
+from benchmarks.preprocess import backend_of_processor, write_model
 from benchmarks.record import MIN_SAMPLES, BusyMeter, Goal, Report, Row, alternate
 
 QUESTION = "How much processor time does an image take in a batch job?"
@@ -81,8 +80,7 @@ def run(*, quick: bool, after_sample: Callable[[], None]) -> Report:
         report.goals.append(
             Goal(f"{path}: {least:g} times less than {other}", ratio >= least, ratio)
         )
-    backend = "torchvision" if find_spec("torchvision") else "Pillow, as torchvision is missing"
-    report.notes.append(f"backend of the model's own processor: {backend}")
+    report.notes.append(backend_of_processor())
     report.busy_cores_elsewhere = meter.busy_cores_elsewhere()
     return report
 

@@ -5,7 +5,8 @@ and that reaches no engine. The prediction is simple: a process on a core of its
 ``1 / cost`` requests a second; the slowest kind of process is the limit, or all cores together.
 
 The check: a server on one core and one on two, with clients on the same machine, whose time is
-measured, too. The arena is full, or it fills (``filling``): then the daemon gets new memory.
+measured, too. The arena is full, or it fills (``filling``): then the daemon gets new memory. One
+client (``c``) is half a load for two cores; then the arena may fill as fast as it was full.
 
 ``--cores`` adds a server on more cores, and clients on all others. Its rates are predicted from the
 costs on two cores.
@@ -36,15 +37,18 @@ from benchmarks.record import MIN_SAMPLES, BusyMeter, Goal, Report, Row
 QUESTION = "Which process limits a node of 128 cores, and at which rate?"
 KINDS: Final = ("frontend", "store", "dispatcher", "worker", "rest")
 COLUMNS = (
-    *("case", "cores", "requests_per_s", "predicted_per_s"),
+    *("case", "cores", "c", "requests_per_s", "predicted_per_s"),
     *(f"{kind}_ms" for kind in KINDS),
     "client_ms",
 )
 
 _SIZES = {"page": (1275, 1650), "small": (640, 480)}
+_C: Final = 8
 _CASES = (
-    ("page", "filling"),
-    *itertools.product(_SIZES, ("misses", "hits")),
+    ("page", "filling", _C),
+    ("page", "filling", 1),
+    ("page", "misses", 1),
+    *((*case, _C) for case in itertools.product(_SIZES, ("misses", "hits"))),
 )
 _PATH = "/v1/chat/completions/render?features=1"
 _NUM = {
@@ -54,9 +58,9 @@ _NUM = {
     ("small", "misses"): 320,
     ("small", "hits"): 1000,
 }
-_NUM_KNOWN, _C = 12, 8
-_ARENA_NBYTES = 2048 * MiB
-_NUM_FILLING = 200
+_NUM_KNOWN = 12
+_ARENA_NBYTES = 3072 * MiB
+_NUM_FILLING = 300
 """New pages that fill the arena."""
 _MODULES = (
     ("store", re.compile(r"afferent\.store\.daemon")),
@@ -73,6 +77,7 @@ _LARGE_FACTOR: Final = 8
 _LARGE_CORES, _FRONTENDS, _WORKERS = 128, 16, 128
 """A large node, and the defaults there (docs/deploying.md)."""
 _TOLERANCE = 0.15
+_GOAL_FILLING_MS, _GOAL_FILLING_RATE = 2.0, 0.9
 
 AfterSample = Callable[[], None]
 
@@ -83,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def num_steps(*, quick: bool, cores: int | None, frontends: int) -> int:
-    large = len(_CASES) * _LARGE_ROUNDS if cores else 0
+    large = len(_NUM) * _LARGE_ROUNDS if cores else 0
     return 2 * len(_CASES) * _num_rounds(quick=quick) + large
 
 
@@ -111,13 +116,16 @@ def run(*, quick: bool, cores: int | None, frontends: int, after_sample: AfterSa
             ]
             core = 0 if num_cores == 1 else None
             with servers.afferent_render(model, *flags, core=core) as side:
-                for size, case in _CASES:
-                    rounds = list(
-                        _rounds(side, files, size, case, _num_rounds(quick=quick), after_sample)
-                    )
-                    report.rows.append(_row(size, case, num_cores, rounds))
+                for size, case, c in _CASES:
+                    number = _num_rounds(quick=quick)
+                    rounds = list(_rounds(side, files, size, case, c, number, after_sample))
+                    report.rows.append(_row(size, case, num_cores, c, rounds))
         if cores is not None:
-            costs_of = {row.keys["case"]: row for row in report.rows[len(_CASES) :]}
+            costs_of = {
+                row.keys["case"]: row
+                for row in report.rows
+                if row.keys["cores"] == _MOST_CORES and row.keys["c"] == _C
+            }
             report.rows += _on_more_cores(
                 model,
                 files,
@@ -128,7 +136,11 @@ def run(*, quick: bool, cores: int | None, frontends: int, after_sample: AfterSa
                 after_sample,
             )
     report.busy_cores_elsewhere = meter.busy_cores_elsewhere()
-    report.notes = [_large_node(row) for row in report.rows if row.keys["cores"] == _MOST_CORES]
+    report.notes = [
+        _large_node(row)
+        for row in report.rows
+        if row.keys["cores"] == _MOST_CORES and row.keys["c"] == _C
+    ]
     report.goals = list(_goals(report.rows))
     return report
 
@@ -165,7 +177,7 @@ def _on_more_cores(
         servers.afferent_render(model, *flags, core=bound_to) as side,
         senders.on_cores(client_cores) as send,
     ):
-        for size, case in _CASES:
+        for size, case in _NUM:
             asked = _NUM[size, case] * _LARGE_FACTOR
             known = files[size].fresh(_NUM_KNOWN)
             if case != "filling":
@@ -189,7 +201,8 @@ def _on_more_cores(
             costs_ms = {kind: row.median(f"{kind}_ms") for kind in KINDS}
             predicted = min(limits(costs_ms, counts, num_cores).values())
             samples["predicted_per_s"] = [predicted] * _LARGE_ROUNDS
-            yield Row({"case": f"{size}, {case}", "cores": num_cores}, samples)
+            keys = {"case": f"{size}, {case}", "cores": num_cores, "c": _C_PER_CORE * num_cores}
+            yield Row(keys, samples)
 
 
 def _rounds(
@@ -197,6 +210,7 @@ def _rounds(
     files: Mapping[str, Pages],
     size: str,
     case: str,
+    c: int,
     number: int,
     after_sample: AfterSample,
 ) -> list[dict[str, float]]:
@@ -209,7 +223,7 @@ def _rounds(
     for _ in range(number):
         bodies = bodies_of(pages, known, asked, are_new=case != "hits")
         before, client_s = costs(side), time.process_time()
-        load = put(side, _PATH, bodies, _C)
+        load = put(side, _PATH, bodies, c)
         each = {
             f"{kind}_ms": 1e3 * (at_s - before[kind]) / asked for kind, at_s in costs(side).items()
         }
@@ -236,10 +250,12 @@ def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def _row(size: str, case: str, num_cores: int, rounds: Sequence[Mapping[str, float]]) -> Row:
+def _row(
+    size: str, case: str, num_cores: int, c: int, rounds: Sequence[Mapping[str, float]]
+) -> Row:
     samples = {name: [each[name] for each in rounds] for name in rounds[0]}
     samples["predicted_per_s"] = [_predicted(each, num_cores) for each in rounds]
-    return Row({"case": f"{size}, {case}", "cores": num_cores}, samples)
+    return Row({"case": f"{size}, {case}", "cores": num_cores, "c": c}, samples)
 
 
 def _predicted(costs_ms: Mapping[str, float], num_cores: int) -> float:
@@ -252,12 +268,32 @@ def _predicted(costs_ms: Mapping[str, float], num_cores: int) -> float:
 
 
 def _goals(rows: Sequence[Row]) -> list[Goal]:
-    goals = []
+    goals = list(_goals_of_filling(rows))
     for row in rows:
+        if row.keys["c"] == 1:
+            continue
         ratio = row.median("requests_per_s") / row.median("predicted_per_s")
         what = f"{row.keys['case']}, {row.keys['cores']} cores: measured / predicted within 15 %"
         goals.append(Goal(what, abs(ratio - 1) <= _TOLERANCE, ratio))
     return goals
+
+
+def _goals_of_filling(rows: Sequence[Row]) -> Iterator[Goal]:
+    """Compare pages on two cores while the arena fills with those of a full one."""
+    found = {
+        (row.keys["case"], row.keys["c"]): row for row in rows if row.keys["cores"] == _MOST_CORES
+    }
+    cost_ms = {
+        case: sum(found[case, _C].median(f"{kind}_ms") for kind in KINDS)
+        for case in ("page, filling", "page, misses")
+    }
+    more_ms = cost_ms["page, filling"] - cost_ms["page, misses"]
+    what = f"filling: at most {_GOAL_FILLING_MS:g} ms more processor time for a page"
+    yield Goal(what, more_ms <= _GOAL_FILLING_MS, more_ms)
+    rate = found["page, filling", 1].median("requests_per_s")
+    rate /= found["page, misses", 1].median("requests_per_s")
+    what = f"filling, one client: at least {_GOAL_FILLING_RATE:g} of a full arena's requests/s"
+    yield Goal(what, rate >= _GOAL_FILLING_RATE, rate)
 
 
 def limits(

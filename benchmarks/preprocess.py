@@ -6,6 +6,8 @@
 - `hf_1_thread` and `hf_2_threads`: Pillow and that processor in one process, as engines do it;
   `hf_2_processes`: the same in two.
 - `decode_only`: the lower bound, in two processes.
+
+The model's own processor has the backend that is installed: torchvision's, or the slower Pillow's.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +89,14 @@ def run(*, quick: bool, after_sample: AfterSample) -> Report:
             report.rows += rows
             report.goals += _goals(case, rows)
         report.busy_cores_elsewhere = meter.busy_cores_elsewhere()
+    report.notes.append(backend_of_processor())
     return report
+
+
+def backend_of_processor() -> str:
+    """Return a record's note about the speed of the model's own processor."""
+    backend = "torchvision" if find_spec("torchvision") else "Pillow, as torchvision is missing"
+    return f"backend of the model's own processor: {backend}"
 
 
 def _goals(case: Case, rows: list[Row]) -> list[Goal]:

@@ -70,7 +70,7 @@ _READERS, _QUICK_READERS = (1, 2, 4, 8), (1, 4)
 _GETS_NBYTES, _QUICK_GETS_NBYTES = 400_000_000, 150_000_000  # size of all objects in one sample
 _LARGE_NBYTES = 50_000_000
 _GOAL_RATIO, _GOAL_EXTRA_US, _GOAL_GET_US, _GOAL_FLAT = 1.3, 150.0, 120.0, 1.5
-_GOAL_TIE, _GOAL_READ_TIMES = 1.15, 2.0
+_GOAL_TIES, _GOAL_READ_TIMES = {1_000_000: 1.0, _LARGE_NBYTES: 1.15}, 2.0
 
 AfterSample = Callable[[], None]
 Samples = dict[str, list[float]]
@@ -220,10 +220,11 @@ def _goals(rows: list[Row]) -> list[Goal]:
             at_most(f"put_ratio {where}", row.median("put_ratio"), _GOAL_RATIO)
         else:
             at_most(f"put_extra_us {where}", row.median("put_extra_us"), _GOAL_EXTRA_US)
-        if nbytes == _LARGE_NBYTES and threads == 1:
+        if nbytes in _GOAL_TIES and threads == 1:
             ring = row.samples["control_ring_put_ratio"]
             tie = statistics.median(_ratios(row.samples["put_ratio"], ring))
-            at_most(f"put / ring's put {where}", tie, _GOAL_TIE)
+            at_most(f"put / ring's put {where}", tie, _GOAL_TIES[nbytes])
+        if nbytes == _LARGE_NBYTES and threads == 1:
             times = statistics.median(
                 _ratios(row.samples["control_ring_read_ms"], row.samples["read_ms"])
             )

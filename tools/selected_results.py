@@ -239,7 +239,7 @@ RESULTS: Final[Sequence[Result]] = (
             {"format": "JPEG", "width": 1275, "path": "fast"},
             {"format": "JPEG", "width": 1275, "path": "hf_2_processes"},
         ),
-        "the model's own processor, its slow backend",
+        "the model's own processor, torchvision",
         "two processes each",
         is_rate=True,
     ),
