@@ -1,6 +1,6 @@
 """Metrics pages: one of this server's counts, and one of several servers' pages.
 
-They are written with rests: whoever asks for them must not delay the requests of others.
+They are written with rests: a client that asks for metrics must not delay the requests of others.
 """
 
 from __future__ import annotations
