@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from afferent.media.body import pace
+from afferent.proxy import metrics
 from afferent.proxy.metrics import joined, written
 from afferent.telemetry.exposition import render, with_zeros
 from afferent.telemetry.registry import REGISTRY
@@ -47,7 +47,7 @@ def test_of_several_each_sample_says_whose_it_is() -> None:
 
 
 def test_other_tasks_run_between_the_metrics_of_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "_SLICE_S", 0.0)
+    monkeypatch.setattr(metrics, "_SLICE_S", 0.0)
 
     async def main() -> tuple[bytes, int, int]:
         turns = 0

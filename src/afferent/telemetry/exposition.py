@@ -6,7 +6,6 @@ import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
-import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -16,11 +15,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from afferent.telemetry.readings import MAX_METRICS, Reading
+from afferent.telemetry.readings import MAX_METRICS, MAX_SERIES, Declaration, Reading, Series
 
 CONTENT_TYPE = "text/plain; version=0.0.4"
-
-_decoder = msgspec.msgpack.Decoder(Reading)
 
 
 def render(readings: Iterable[Reading]) -> bytes:
@@ -31,7 +28,7 @@ def render(readings: Iterable[Reading]) -> bytes:
 def parts(readings: Iterable[Reading]) -> Iterator[bytes]:
     """Write the metrics page, one metric at a time."""
     last = {reading.metric.name: reading for reading in readings}
-    return (_part(msgspec.msgpack.encode(reading)) for reading in last.values())
+    return map(_part, last.values())
 
 
 def with_zeros(readings: Iterable[Reading], zeros: Iterable[Reading]) -> list[Reading]:
@@ -46,10 +43,22 @@ def with_zeros(readings: Iterable[Reading], zeros: Iterable[Reading]) -> list[Re
     return list(by_name.values())
 
 
+def _part(reading: Reading) -> bytes:
+    metric = reading.metric
+    lines = (_lines(metric, each.labels, tuple(each.values)) for each in reading.series)
+    return b"".join((_head(metric), *lines))
+
+
 @functools.lru_cache(MAX_METRICS)
-def _part(reading: bytes) -> bytes:
-    """Return the text of one metric; cached, because most metrics don't change between pages."""
-    return text_of([_family(_decoder.decode(reading))])
+def _head(metric: Declaration) -> bytes:
+    return text_of([_family(Reading(metric, []))])
+
+
+@functools.lru_cache(MAX_SERIES)
+def _lines(metric: Declaration, labels: tuple[str, ...], values: tuple[float, ...]) -> bytes:
+    """Return the lines of one series; cached, because most don't change between two pages."""
+    text = text_of([_family(Reading(metric, [Series(labels, [*values])]))])
+    return text.removeprefix(_head(metric))
 
 
 def text_of(families: Sequence[Metric]) -> bytes:

@@ -15,13 +15,14 @@ class Pace:
     work needs the interpreter.
     """
 
-    def __init__(self) -> None:
-        self._since_s = time.perf_counter()
+    def __init__(self, slice_s: float = _SLICE_S) -> None:
+        """Create it; ``slice_s`` is the time between two yields."""
+        self._slice_s, self._since_s = slice_s, time.perf_counter()
 
     async def rest(self) -> None:
         """Yield if enough time has passed; call this between two steps. It costs little
         otherwise.
         """
-        if time.perf_counter() - self._since_s > _SLICE_S:
+        if time.perf_counter() - self._since_s > self._slice_s:
             await asyncio.sleep(0)
             self._since_s = time.perf_counter()
