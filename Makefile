@@ -183,7 +183,7 @@ fmt: setup  ## format the code
 bench: setup  ## run a benchmark, ARGS="codec --quick"
 	@$(BIN)/python -m benchmarks.run $(ARGS)
 
-bench-ray: setup .venv-ray/.ready  ## a benchmark with Ray beside it (NAME=store, tier, rollouts, rollout_nodes, batch_job or ray_serve), ARGS="--quick"
+bench-ray: setup .venv-ray/.ready  ## a benchmark with Ray or torchvision (NAME=store, tier, rollouts, rollout_nodes, batch_job, ray_serve, preprocess or feature_batch), ARGS="--quick"
 	@.venv-ray/bin/python -m benchmarks.run $(or $(NAME),store) $(ARGS)
 
 .venv-ray/.ready: $(VENV)/.ready tools/ray_env.py

@@ -76,7 +76,7 @@ MEASUREMENTS: Final = (
     Measurement("forms", "forms", 3),
     Measurement("fleet", "fleet", 3),
     Measurement("tier", "tier --quick", 3),
-    Measurement("placement", "placement", 5),
+    Measurement("placement", "placement", 11),
     Measurement("offline", "offline", 5),
     Measurement("gateway-memory", "gateway_memory", 5),
     Measurement("live", "live --sides whole window --numbers 100 1000 7200", 5),
