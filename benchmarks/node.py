@@ -120,12 +120,11 @@ def run(*, quick: bool, cores: int | None, frontends: int, after_sample: AfterSa
                     number = _num_rounds(quick=quick)
                     rounds = list(_rounds(side, files, size, case, c, number, after_sample))
                     report.rows.append(_row(size, case, num_cores, c, rounds))
+        loaded = [
+            row for row in report.rows if row.keys["cores"] == _MOST_CORES and row.keys["c"] == _C
+        ]
         if cores is not None:
-            costs_of = {
-                row.keys["case"]: row
-                for row in report.rows
-                if row.keys["cores"] == _MOST_CORES and row.keys["c"] == _C
-            }
+            costs_of = {row.keys["case"]: row for row in loaded}
             report.rows += _on_more_cores(
                 model,
                 files,
@@ -136,11 +135,7 @@ def run(*, quick: bool, cores: int | None, frontends: int, after_sample: AfterSa
                 after_sample,
             )
     report.busy_cores_elsewhere = meter.busy_cores_elsewhere()
-    report.notes = [
-        _large_node(row)
-        for row in report.rows
-        if row.keys["cores"] == _MOST_CORES and row.keys["c"] == _C
-    ]
+    report.notes = [_large_node(row) for row in loaded]
     report.goals = list(_goals(report.rows))
     return report
 
