@@ -262,7 +262,8 @@ async def replay(
         start_s = time.perf_counter()
         body = _body(turn)
         answer = await client.post(f"{url}/v1/chat/completions", json=body)
-        answer.raise_for_status()
+        if answer.is_error:
+            raise RuntimeError(f"{answer.status_code}: {answer.text}")
         took_s.append(time.perf_counter() - start_s)
         way.ended(index)
         num_hits += answer.json()["hit"]
