@@ -23,6 +23,8 @@ FORMAT_VERSION = 1
 MIN_SAMPLES = 7
 MAX_FOREIGN_CORES: Final = 0.15
 """A round of servers side by side does not count if other processes used more."""
+_VECTORS: Final = ("avx512f", "avx2", "asimd")
+"""Names of vector instructions, the widest first: two processors with one name can differ here."""
 
 
 class Goal(Struct, frozen=True):
@@ -73,17 +75,14 @@ class Report:
 
 
 def machine() -> dict[str, Any]:
-    cpu = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
+    """Return what is known of this machine; ``vectors`` are its widest vector instructions."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    about = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    flags = about.get("flags", about.get("Features", "")).split()  # of x86, of Arm
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
-        "cpu": cpu,
+        "cpu": about.get("model name", platform.machine()),
+        "vectors": next((flag for flag in _VECTORS if flag in flags), ""),
         "architecture": platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(memory / 2**30, 1),

@@ -39,9 +39,10 @@ def write_page(folder: Path = FOLDER) -> str:
 
 def _section(name: str, record: Mapping[str, Any]) -> Iterator[str]:
     where = record["machine"]
+    vectors = f" ({where['vectors']})" if where.get("vectors") else ""
     yield f"## {name}\n"
     yield (
-        f"{where['cpu']}, {where['cores']} cores, {where['memory_gib']} GiB, Linux "
+        f"{where['cpu']}{vectors}, {where['cores']} cores, {where['memory_gib']} GiB, Linux "
         f"{where['kernel']};\n{record['busy_cores_elsewhere']:.2f} cores busy elsewhere; "
         f"[raw record](2026-11-{name}.json).\n"
     )

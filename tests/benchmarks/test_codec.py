@@ -34,7 +34,7 @@ def test_the_record_is_whole(
     assert run.main(["codec", "--quick", "--json", str(file)]) == 0
     record = json.loads(file.read_text())
     assert (record["benchmark"], record["version"]) == ("codec", 1)
-    assert {"cpu", "cores", "memory_gib", "kernel"} <= set(record["machine"])
+    assert {"cpu", "vectors", "cores", "memory_gib", "kernel"} <= set(record["machine"])
     assert record["busy_cores_elsewhere"] >= 0
     assert [row["images"] for row in record["rows"]] == [1, 2, 0]
     assert [row["leaves"] for row in record["rows"]] == [2, 4, 50]
