@@ -77,7 +77,9 @@ class Report:
 def machine() -> dict[str, Any]:
     """Return what is known of this machine; ``vectors`` are its widest vector instructions."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    about = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    about = {
+        key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)
+    }
     flags = about.get("flags", about.get("Features", "")).split()  # of x86, of Arm
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {

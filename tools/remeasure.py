@@ -77,7 +77,7 @@ MEASUREMENTS: Final = (
     Measurement("fleet", "fleet", 3),
     Measurement("tier", "tier --quick", 3),
     Measurement("placement", "placement", 11),
-    Measurement("offline", "offline", 5),
+    Measurement("offline", "offline", 12),
     Measurement("gateway-memory", "gateway_memory", 5),
     Measurement("live", "live --sides whole window --numbers 100 1000 7200", 1),
     Measurement("live-many", "live --sides whole --numbers 1000 8000 32000", 1),
@@ -92,12 +92,12 @@ MEASUREMENTS: Final = (
         *("gate-128", "gate --regimes producer --gates off 2 4 bytes --runs 7 --requests 128", 4)
     ),
     Measurement("rollouts", "rollouts", 5, _RAY),
-    Measurement("rollout-nodes", "rollout_nodes", 5, _RAY),
-    Measurement("tier-ray", "tier --quick", 5, _RAY),
+    Measurement("rollout-nodes", "rollout_nodes", 1, _RAY),
+    Measurement("tier-ray", "tier --quick", 2, _RAY),
     Measurement("ray-serve", "ray_serve", 30, _RAY),
     Measurement("batch-job", "batch_job", 35, _RAY),
     Measurement("gate", "gate", 33),
-    Measurement("attack-all", "attack --kind 'all of these'", 8),
+    Measurement("attack-all", "attack --kind 'all of these'", 23),
     Measurement(
         "attack-answers",
         "attack --rounds 3 --requests 100 --kind '8 answers, read' "
