@@ -77,7 +77,7 @@ MEASUREMENTS: Final = (
     Measurement("fleet", "fleet", 3),
     Measurement("tier", "tier --quick", 3),
     Measurement("placement", "placement", 11),
-    Measurement("offline", "offline", 12),
+    Measurement("offline", "offline", 8),
     Measurement("gateway-memory", "gateway_memory", 5),
     Measurement("live", "live --sides whole window --numbers 100 1000 7200", 1),
     Measurement("live-many", "live --sides whole --numbers 1000 8000 32000", 1),
