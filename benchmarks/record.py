@@ -92,6 +92,15 @@ def machine() -> dict[str, Any]:
     }
 
 
+def named(where: Mapping[str, Any]) -> str:
+    """Return a machine's name for a table; older records do not know its vector instructions."""
+    vectors = f" ({where['vectors']})" if where.get("vectors") else ""
+    return (
+        f"{where['cpu']}{vectors}, {where['cores']} cores, {where['memory_gib']} GiB, "
+        f"Linux {where['kernel']}"
+    )
+
+
 def versions() -> dict[str, str]:
     found = {"python": platform.python_version(), "afferent": afferent.__version__}
     for name in ("numpy", "msgspec"):

@@ -48,7 +48,7 @@ from benchmarks import (
     window,
 )
 from benchmarks.peers import offline, render, router, vllm, vllm_gpu
-from benchmarks.record import Report, Row, figure, machine, spread, versions
+from benchmarks.record import Report, Row, figure, machine, named, spread, versions
 
 BENCHMARKS: dict[str, ModuleType] = {
     "alloc": alloc,
@@ -132,11 +132,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _print(report: Report, columns: Sequence[str], console: Console) -> None:
-    where = machine()
     console.print(f"\n[bold]{report.question}[/]")
     console.print(
-        f"{where['cpu']}, {where['cores']} cores, {where['memory_gib']} GiB, "
-        f"Linux {where['kernel']}, Python {versions()['python']}; "
+        f"{named(machine())}, Python {versions()['python']}; "
         f"{report.busy_cores_elsewhere:.1f} cores busy elsewhere"
     )
     num_samples = len(next(iter(report.rows[0].samples.values())))

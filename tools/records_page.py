@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import figure, spread
+from benchmarks.record import figure, named, spread
 from tools.written_page import DOCS, main
 
 FOLDER = DOCS / "benchmarks"
@@ -38,12 +38,9 @@ def write_page(folder: Path = FOLDER) -> str:
 
 
 def _section(name: str, record: Mapping[str, Any]) -> Iterator[str]:
-    where = record["machine"]
-    vectors = f" ({where['vectors']})" if where.get("vectors") else ""
     yield f"## {name}\n"
     yield (
-        f"{where['cpu']}{vectors}, {where['cores']} cores, {where['memory_gib']} GiB, Linux "
-        f"{where['kernel']};\n{record['busy_cores_elsewhere']:.2f} cores busy elsewhere; "
+        f"{named(record['machine'])};\n{record['busy_cores_elsewhere']:.2f} cores busy elsewhere; "
         f"[raw record](2026-11-{name}.json).\n"
     )
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
