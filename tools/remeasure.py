@@ -95,7 +95,7 @@ MEASUREMENTS: Final = (
     Measurement("rollout-nodes", "rollout_nodes", 1, _RAY),
     Measurement("tier-ray", "tier --quick", 2, _RAY),
     Measurement("ray-serve", "ray_serve", 30, _RAY),
-    Measurement("batch-job", "batch_job", 35, _RAY),
+    Measurement("batch-job", "batch_job", 37, _RAY),
     Measurement("gate", "gate", 33),
     Measurement("attack-all", "attack --kind 'all of these'", 23),
     Measurement(
@@ -103,6 +103,13 @@ MEASUREMENTS: Final = (
         "attack --rounds 3 --requests 100 --kind '8 answers, read' "
         "--kind '8 answers, unread' --kind '8 photos'",
         29,
+    ),
+    Measurement(
+        "attack-others",
+        "attack --rounds 3 --requests 100 --kind '128 images' --kind 'schema bombs' "
+        "--kind 'large PNGs' --kind leavers --kind 'scanned JPEGs' --kind 'announced bodies' "
+        "--kind 'unread streams' --kind 'dripping URLs' --kind 'redirect loops'",
+        59,
     ),
 )
 
