@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shlex
@@ -18,9 +19,9 @@ import httpx2 as httpx
 import jsonschema
 import kubernetes_validate
 import pytest
-import websockets.sync.client
 import yaml
 from packaging.requirements import Requirement
+from websockets.asyncio.client import connect
 
 import afferent.builtin.frontend
 import afferent.engines.http_upstream.client
@@ -459,10 +460,20 @@ def test_behind_nginx(server: Server, tmp_path: Path) -> None:
                 # Longer than another body may be; this server stores no files.
                 assert client.post("/v1/files", content=bytes(65 * MiB)).status_code == 404
             url = f"wss://localhost:{port}/v1/realtime"
-            with websockets.sync.client.connect(url, ssl=trusted) as live:
-                assert json.loads(live.recv(30))["type"] == "session.created"
+            assert asyncio.run(first_event(url, trusted))["type"] == "session.created"
         finally:
             nginx.terminate()
+
+
+async def first_event(url: str, trusted: ssl.SSLContext) -> dict[str, Any]:
+    """Return the first event of a live session.
+
+    One thread uses the connection. `websockets.sync` reads TLS in a second one, and `ssl` of Python
+    3.11 sometimes loses what the first one writes: nginx waits for a request that was never sent.
+    """
+    async with asyncio.timeout(30), connect(url, ssl=trusted) as live:
+        event: dict[str, Any] = json.loads(await live.recv())
+    return event
 
 
 def ask_through(client: httpx.Client) -> None:
