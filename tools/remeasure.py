@@ -111,12 +111,19 @@ MEASUREMENTS: Final = (
         "--kind 'unread streams' --kind 'dripping URLs' --kind 'redirect loops'",
         60,
     ),
+    Measurement(
+        "attack-close",
+        "attack --rounds 7 --requests 100 --kind 'large PNGs' --kind 'schema bombs' "
+        "--kind 'dripping URLs'",
+        65,
+    ),
 )
 
 NOT_AGAIN: Final = {
     "attack": "an earlier version of the benchmark, beside which its note shows the present one",
     "before": "a comparison of two older versions",
     "node-huge-pages": "needs a setting of the kernel: see its note",
+    "vllm-one-group": "needs a setting of the kernel: see its note",
     "vllm-again": "an earlier version, beside which its note shows the present one",
     "gpu": "needs a GPU",
     "gpu-h100": "needs a GPU",

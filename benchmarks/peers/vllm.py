@@ -12,6 +12,7 @@ The benchmark needs an environment with vLLM (``make setup-vllm``), and takes so
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import shutil
 import statistics
 import tempfile
@@ -32,6 +33,7 @@ MEASURED = ("requests_per_s", "p50_ms", "p99_ms", "cpu_ms", "engine_cpu_ms", "qu
 """Figures of a `Load` that a row has."""
 COLUMNS = ("side", "case", "c", *MEASURED, "outside_mb", "worker_mb")
 
+_AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 _PATH = "/v1/chat/completions"
 _CASES = (
     ("misses", 1),
@@ -54,16 +56,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against", choices=("stock", "best"), default="stock", help="vLLM's settings"
     )
-    parser.add_argument("--only", choices=("misses", "repeats"), help="leave out the other")
+    parser.add_argument(
+        "--only", choices=("misses", "repeats", "text"), help="leave out the others"
+    )
     parser.add_argument("--mixed", action="store_true", help="half of the pages are JPEGs")
     parser.add_argument("--frontends", type=int, default=1, help="of Afferent; 1 by default")
+    parser.add_argument(
+        "--engine-threads", type=int, default=2, help="threads of each engine's operators; 2"
+    )
     parser.add_argument(
         "--python", type=Path, default=vllm_env.python_of(vllm_env.FOLDER), help="with vLLM"
     )
 
 
 def num_steps(*, quick: bool, only: str | None, **_: object) -> int:
-    num_pairs = 0 if only else NUM_PAIRS
+    num_pairs = NUM_PAIRS if only in (None, "text") else 0
     return len(_cases(only)) * 2 * _num_rounds(quick=quick) + 2 * num_pairs
 
 
@@ -83,22 +90,33 @@ def run(
     only: str | None,
     mixed: bool,
     frontends: int,
+    engine_threads: int,
     after_sample: AfterSample,
 ) -> Report:
     if not python.exists():
         raise ConfigError(f"{python} is not there: make setup-vllm")
     report = Report("vllm", QUESTION)
     report.notes.append(
-        f"{'PNGs and JPEGs' if mixed else 'PNGs'}; {frontends} frontend(s) of Afferent"
+        f"{'PNGs and JPEGs' if mixed else 'PNGs'}; {frontends} frontend(s) of Afferent; "
+        f"{engine_threads} thread(s) for operators of each engine; "
+        f"kernel.sched_autogroup_enabled {_AUTOGROUP.read_text().strip()}"
     )
+    env = {**servers.CPU.env, "OMP_NUM_THREADS": str(engine_threads)}
+    device = dataclasses.replace(servers.CPU, env=env)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         model = servers.make_model(Path(folder))
         sides = [
             stack.enter_context(
-                servers.stock(against, python, model, *(servers.BEST if against == "best" else ()))
+                servers.stock(
+                    *(against, python, model),
+                    *(servers.BEST if against == "best" else ()),
+                    device=device,
+                )
             ),
             stack.enter_context(
-                servers.afferent(python, model, flags=("--frontends", str(frontends)))
+                servers.afferent(
+                    *(python, model), flags=("--frontends", str(frontends)), device=device
+                )
             ),
         ]
         pages = Pages(are_mixed=mixed)
@@ -137,7 +155,8 @@ def run(
             )
         memories = {side.name: side.memory() for side in sides}
         report.rows += [_memory_row(name, memory) for name, memory in memories.items()]
-        pairs = [] if only else text_pairs(sides[-1], report, after_sample)
+        is_with_text = only in (None, "text")
+        pairs = text_pairs(sides[-1], report, after_sample) if is_with_text else []
         report.busy_cores_elsewhere = meter.busy_cores_elsewhere()
     report.rows += pairs
     report.goals = [
