@@ -99,7 +99,7 @@ def run(
     report.notes.append(
         f"{'PNGs and JPEGs' if mixed else 'PNGs'}; {frontends} frontend(s) of Afferent; "
         f"{engine_threads} thread(s) for operators of each engine; "
-        f"kernel.sched_autogroup_enabled {_AUTOGROUP.read_text().strip()}"
+        f"kernel.sched_autogroup_enabled {_autogroup()}"
     )
     env = {**servers.CPU.env, "OMP_NUM_THREADS": str(engine_threads)}
     device = dataclasses.replace(servers.CPU, env=env)
@@ -165,6 +165,11 @@ def run(
         *text_goals(pairs),
     ]
     return report
+
+
+def _autogroup() -> str:
+    """Return whether the kernel schedules each session of processes as a group."""
+    return _AUTOGROUP.read_text().strip() if _AUTOGROUP.exists() else "is not there"
 
 
 def _row(side: Side, case: str, c: int, loads: Sequence[Load]) -> Row:
