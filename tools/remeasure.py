@@ -86,6 +86,9 @@ MEASUREMENTS: Final = (
     Measurement("live-real", "live --sides real", 12),
     Measurement("vllm", "vllm", 11),
     Measurement("vllm-best", "vllm --against best", 11),
+    Measurement("vllm-text", "vllm --only text", 2),
+    Measurement("vllm-text-one-thread", "vllm --only text --engine-threads 1", 2),
+    Measurement("vllm-repeats", "vllm --only repeats", 5),
     Measurement("vllm-mixed", "vllm --mixed --only misses", 6),
     Measurement("vllm-frontends", "vllm --frontends 2 --only misses", 6),
     Measurement(
@@ -124,6 +127,7 @@ NOT_AGAIN: Final = {
     "before": "a comparison of two older versions",
     "node-huge-pages": "needs a setting of the kernel: see its note",
     "vllm-one-group": "needs a setting of the kernel: see its note",
+    "vllm-text-one-group": "needs a setting of the kernel: see its note",
     "vllm-again": "an earlier version, beside which its note shows the present one",
     "gpu": "needs a GPU",
     "gpu-h100": "needs a GPU",

@@ -33,6 +33,7 @@ MEASURED = ("requests_per_s", "p50_ms", "p99_ms", "cpu_ms", "engine_cpu_ms", "qu
 """Figures of a `Load` that a row has."""
 COLUMNS = ("side", "case", "c", *MEASURED, "outside_mb", "worker_mb")
 
+_THREADS = "OMP_NUM_THREADS"
 _AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 _PATH = "/v1/chat/completions"
 _CASES = (
@@ -62,7 +63,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mixed", action="store_true", help="half of the pages are JPEGs")
     parser.add_argument("--frontends", type=int, default=1, help="of Afferent; 1 by default")
     parser.add_argument(
-        "--engine-threads", type=int, default=2, help="threads of each engine's operators; 2"
+        "--engine-threads",
+        type=int,
+        default=int(servers.CPU.env[_THREADS]),
+        help="threads of each engine's operators; 2 by default",
     )
     parser.add_argument(
         "--python", type=Path, default=vllm_env.python_of(vllm_env.FOLDER), help="with vLLM"
@@ -70,12 +74,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def num_steps(*, quick: bool, only: str | None, **_: object) -> int:
-    num_pairs = NUM_PAIRS if only in (None, "text") else 0
+    num_pairs = NUM_PAIRS if _is_wanted("text", only) else 0
     return len(_cases(only)) * 2 * _num_rounds(quick=quick) + 2 * num_pairs
 
 
 def _cases(only: str | None) -> list[tuple[str, int]]:
-    return [(case, c) for case, c in _CASES if only in (None, case)]
+    return [(case, c) for case, c in _CASES if _is_wanted(case, only)]
+
+
+def _is_wanted(case: str, only: str | None) -> bool:
+    return only in (None, case)
 
 
 def _num_rounds(*, quick: bool) -> int:
@@ -101,23 +109,15 @@ def run(
         f"{engine_threads} thread(s) for operators of each engine; "
         f"kernel.sched_autogroup_enabled {_autogroup()}"
     )
-    env = {**servers.CPU.env, "OMP_NUM_THREADS": str(engine_threads)}
+    env = {**servers.CPU.env, _THREADS: str(engine_threads)}
     device = dataclasses.replace(servers.CPU, env=env)
+    best = servers.BEST if against == "best" else ()
+    flags = ("--frontends", str(frontends))
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         model = servers.make_model(Path(folder))
         sides = [
-            stack.enter_context(
-                servers.stock(
-                    *(against, python, model),
-                    *(servers.BEST if against == "best" else ()),
-                    device=device,
-                )
-            ),
-            stack.enter_context(
-                servers.afferent(
-                    *(python, model), flags=("--frontends", str(frontends)), device=device
-                )
-            ),
+            stack.enter_context(servers.stock(against, python, model, *best, device=device)),
+            stack.enter_context(servers.afferent(python, model, flags=flags, device=device)),
         ]
         pages = Pages(are_mixed=mixed)
         known = pages.fresh(_NUM_KNOWN)
@@ -155,7 +155,7 @@ def run(
             )
         memories = {side.name: side.memory() for side in sides}
         report.rows += [_memory_row(name, memory) for name, memory in memories.items()]
-        is_with_text = only in (None, "text")
+        is_with_text = _is_wanted("text", only)
         pairs = text_pairs(sides[-1], report, after_sample) if is_with_text else []
         report.busy_cores_elsewhere = meter.busy_cores_elsewhere()
     report.rows += pairs
